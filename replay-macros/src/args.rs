@@ -1,0 +1,170 @@
+//! `#[replay_block(..)]`: the grammar of the options, with the span of each key.
+
+use proc_macro2::TokenStream;
+use syn::ext::IdentExt;
+use syn::parse::{ParseStream, Parser};
+use syn::{Ident, LitStr, Path, Token};
+
+use crate::diagnostics::Diagnostics;
+
+/// Where the attribute stands: an impl block has fewer options than a method.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Scope {
+    Method,
+    Impl,
+}
+
+/// The options as written; `None` where absent or wrong.
+#[derive(Default)]
+pub(crate) struct BlockArgs {
+    pub(crate) name: Option<LitStr>,
+    pub(crate) context: Option<Path>,
+    pub(crate) krate: Option<Path>,
+}
+
+const METHOD_OPTIONS: &str = "the options are `name = \"..\"`, `context = path` and `crate = ::path`";
+const IMPL_OPTIONS: &str =
+    "the only option of an impl block is `crate = ::path`; `name` and `context` belong on its methods";
+
+/// Parses the options; a wrong one is reported and skipped, so that the rest are still checked.
+pub(crate) fn parse(tokens: TokenStream, scope: Scope, diagnostics: &mut Diagnostics) -> BlockArgs {
+    let mut args = BlockArgs::default();
+    let parser = |input: ParseStream<'_>| {
+        while !input.is_empty() {
+            if let Err(error) = parse_option(input, scope, &mut args) {
+                diagnostics.push(error);
+                skip_option(input)?;
+            }
+            if !input.is_empty() {
+                input.parse::<Token![,]>()?;
+            }
+        }
+        Ok(())
+    };
+    if let Err(error) = parser.parse2(tokens) {
+        diagnostics.push(error);
+    }
+    args
+}
+
+fn parse_option(input: ParseStream<'_>, scope: Scope, args: &mut BlockArgs) -> syn::Result<()> {
+    let valid = if scope == Scope::Method { METHOD_OPTIONS } else { IMPL_OPTIONS };
+    if !input.peek(Ident::peek_any) {
+        return Err(input.error(format!("expected an option; {valid}")));
+    }
+    let key = input.call(Ident::parse_any)?;
+    match key.to_string().as_str() {
+        "name" if scope == Scope::Method => set(input, &key, "name = \"step_again\"", &mut args.name),
+        "context" if scope == Scope::Method => set(input, &key, "context = Self::cache_scope", &mut args.context),
+        "crate" => {
+            set(input, &key, "crate = ::my_facade::replay_runtime", &mut args.krate)?;
+            check_crate_path(&mut args.krate)
+        }
+        other => Err(syn::Error::new(key.span(), format!("`replay_block` has no option `{other}` here; {valid}"))),
+    }
+}
+
+/// `= value`, once.
+fn set<T: syn::parse::Parse>(
+    input: ParseStream<'_>,
+    key: &Ident,
+    example: &str,
+    slot: &mut Option<T>,
+) -> syn::Result<()> {
+    let malformed = |_| syn::Error::new(key.span(), format!("malformed option `{key}`; write `{example}`"));
+    input.parse::<Token![=]>().map_err(malformed)?;
+    let value = input.parse::<T>().map_err(malformed)?;
+    if !input.is_empty() && !input.peek(Token![,]) {
+        return Err(syn::Error::new(key.span(), format!("malformed option `{key}`; write `{example}`")));
+    }
+    if slot.is_some() {
+        return Err(syn::Error::new(key.span(), format!("option `{key}` is given twice; keep one of them")));
+    }
+    *slot = Some(value);
+    Ok(())
+}
+
+/// A relative path would name another thing in each module that uses the attribute.
+fn check_crate_path(slot: &mut Option<Path>) -> syn::Result<()> {
+    let absolute = |path: &Path| {
+        let first = path.segments.first().map(|segment| segment.ident.to_string());
+        path.leading_colon.is_some() || matches!(first.as_deref(), Some("crate" | "$crate"))
+    };
+    match slot.take_if(|path| !absolute(path)) {
+        None => Ok(()),
+        Some(path) => Err(syn::Error::new_spanned(
+            path,
+            "the path of option `crate` must be absolute; start it with `::` or `crate::`",
+        )),
+    }
+}
+
+fn skip_option(input: ParseStream<'_>) -> syn::Result<()> {
+    while !input.is_empty() && !input.peek(Token![,]) {
+        input.parse::<proc_macro2::TokenTree>()?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn messages(tokens: &str, scope: Scope) -> Vec<String> {
+        let mut diagnostics = Diagnostics::default();
+        parse(tokens.parse().unwrap(), scope, &mut diagnostics);
+        diagnostics.messages()
+    }
+
+    #[test]
+    fn every_option_is_read() {
+        let mut diagnostics = Diagnostics::default();
+        let tokens = "name = \"again\", context = Self::scope::<A, B>, crate = ::facade,";
+        let args = parse(tokens.parse().unwrap(), Scope::Method, &mut diagnostics);
+        assert_eq!(diagnostics.messages(), Vec::<String>::new());
+        assert_eq!(args.name.unwrap().value(), "again");
+        assert!(args.context.is_some() && args.krate.is_some());
+    }
+
+    #[test]
+    fn nothing_is_an_empty_list() {
+        assert!(messages("", Scope::Method).is_empty());
+        assert!(messages("", Scope::Impl).is_empty());
+    }
+
+    #[test]
+    fn one_mistake_does_not_hide_the_next() {
+        let found = messages("nam = 1, name = 3, context, crate = facade", Scope::Method);
+        assert_eq!(found.len(), 4, "{found:?}");
+        assert!(found[0].contains("no option `nam`"));
+        assert!(found[1].contains("malformed option `name`"));
+        assert!(found[2].contains("malformed option `context`"));
+        assert!(found[3].contains("must be absolute"));
+    }
+
+    #[test]
+    fn a_repeated_option_is_an_error() {
+        let found = messages("name = \"a\", name = \"b\"", Scope::Method);
+        assert!(found[0].contains("twice"), "{found:?}");
+    }
+
+    #[test]
+    fn a_value_ends_at_its_comma() {
+        let found = messages("name = \"a\" \"b\"", Scope::Method);
+        assert!(found[0].contains("malformed"), "{found:?}");
+        assert_eq!(found.len(), 1);
+    }
+
+    #[test]
+    fn an_impl_block_takes_only_the_crate() {
+        assert!(messages("crate = crate::facade", Scope::Impl).is_empty());
+        let found = messages("name = \"a\"", Scope::Impl);
+        assert!(found[0].contains("belong on its methods"), "{found:?}");
+    }
+
+    #[test]
+    fn something_else_lists_the_options() {
+        let found = messages("\"again\"", Scope::Method);
+        assert!(found[0].contains("the options are"), "{found:?}");
+    }
+}

@@ -1,0 +1,45 @@
+//! Compiles the C++ shim against the LibTorch that torch-sys found, and passes on where that LibTorch is, so that
+//! a dependent's build script can set the rpath of its binaries.
+
+use std::path::{Path, PathBuf};
+
+const SOURCES: [&str; 2] = ["cpp/node.cpp", "cpp/state.cpp"];
+const HEADERS: [&str; 3] = ["cpp/guard.h", "cpp/node.h", "cpp/state.h"];
+
+fn main() {
+    println!("cargo::rustc-check-cfg=cfg(replay_cuda)");
+    for file in SOURCES.iter().chain(&HEADERS) {
+        println!("cargo::rerun-if-changed={file}");
+    }
+    // torch-sys compiles nothing and says nothing under `doc-only`.
+    if std::env::var_os("CARGO_FEATURE_DOC_ONLY").is_some() {
+        return;
+    }
+    let lib = std::env::var("DEP_TCH_LIBTORCH_LIB").expect(
+        "torch-sys did not say where LibTorch is; it does so on Linux and macOS only, and not under its `doc-only` feature",
+    );
+    println!("cargo::metadata=libtorch_lib={lib}");
+    println!("cargo::rustc-link-arg=-Wl,-rpath,{lib}");
+
+    let include = include_dir(Path::new(&lib));
+    cc::Build::new()
+        .cpp(true)
+        .std("c++17")
+        .files(SOURCES)
+        // As system headers, so that only warnings about our own code are shown.
+        .flag(format!("-isystem{}", include.display()))
+        .flag(format!("-isystem{}", include.join("torch/csrc/api/include").display()))
+        .define("_GLIBCXX_USE_CXX11_ABI", "1")
+        // Unoptimised, the shim would show up in every block's cost.
+        .opt_level(2)
+        .compile("replay_shim");
+}
+
+/// The headers lie beside the libraries, unless `LIBTORCH_INCLUDE` says otherwise (torch-sys honours it too).
+fn include_dir(lib: &Path) -> PathBuf {
+    println!("cargo::rerun-if-env-changed=LIBTORCH_INCLUDE");
+    match std::env::var_os("LIBTORCH_INCLUDE") {
+        Some(root) => Path::new(&root).join("include"),
+        None => lib.with_file_name("include"),
+    }
+}

@@ -1,0 +1,74 @@
+// The error channel of the shim. No exception leaves an `extern "C"` function: each entry runs its body in
+// `guarded` and answers with a code; the text waits in a thread-local of our own until the caller, on the same
+// thread, reads it. torch-sys has a channel too, and it is never touched: tch panics in `Drop for Tensor` while
+// an error is pending there.
+#pragma once
+
+#include <c10/util/Exception.h>
+
+#include <exception>
+#include <string>
+
+namespace replay {
+
+enum Code : int {
+  kOk = 0,
+  kException = 1,
+  // A node of ours refused to run; `Refused` below.
+  kForeignBackward = 2,
+  kOtherRollout = 3,
+  kBusy = 4,
+  kUsed = 5,
+  // The Rust callback failed and has stored why.
+  kCallback = 6,
+  // The graph of a block reaches a node that was made outside the block.
+  kCaptured = 7,
+};
+
+struct Refused : std::exception {
+  Refused(Code code, std::string text) : code(code), text(std::move(text)) {}
+  const char* what() const noexcept override { return text.c_str(); }
+  Code code;
+  std::string text;
+};
+
+struct LastError {
+  std::string brief;
+  std::string full;
+};
+
+inline LastError& last_error() {
+  static thread_local LastError error;
+  return error;
+}
+
+// Keeping the text may itself run out of memory; then the code alone has to do.
+inline void remember(const char* brief, const char* full) noexcept {
+  try {
+    last_error().brief = brief;
+    last_error().full = full;
+  } catch (...) {
+  }
+}
+
+template <class Body>
+int guarded(Body&& body) noexcept {
+  try {
+    body();
+    return kOk;
+  } catch (const Refused& error) {
+    remember(error.what(), error.what());
+    return error.code;
+  } catch (const c10::Error& error) {
+    remember(error.what_without_backtrace(), error.what());
+    return kException;
+  } catch (const std::exception& error) {
+    remember(error.what(), error.what());
+    return kException;
+  } catch (...) {
+    remember("unknown C++ exception", "unknown C++ exception");
+    return kException;
+  }
+}
+
+} // namespace replay

@@ -1,0 +1,287 @@
+#include "state.h"
+
+#include <ATen/Context.h>
+#include <ATen/Version.h>
+#include <ATen/autocast_mode.h>
+#include <c10/core/DefaultDtype.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+
+namespace replay {
+
+using WeakImpl = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+
+struct WeakTensor {
+  WeakImpl impl;
+};
+
+// `identity` keeps the address of the tensor it was made from (not its data) from being used again, so that
+// equal addresses mean the same tensor for as long as this lives.
+struct SavedTensor {
+  at::Tensor data; // detached: same storage and version counter; or a copy on the host
+  at::Device device;
+  std::vector<int64_t> sizes;
+  bool on_host;
+  WeakImpl identity;
+};
+
+namespace {
+
+uint64_t mix(uint64_t seed, uint64_t value) {
+  return seed ^ (std::hash<uint64_t>{}(value) + 0x9e3779b97f4a7c15ULL + (seed << 6) + (seed >> 2));
+}
+
+uint64_t layout_hash(const at::Tensor& tensor) {
+  uint64_t hash = mix(static_cast<uint64_t>(tensor.scalar_type()), static_cast<uint64_t>(tensor.layout()));
+  hash = mix(hash, static_cast<uint64_t>(tensor.device().type()));
+  hash = mix(hash, static_cast<uint64_t>(tensor.device().index()));
+  for (const auto size : tensor.sizes()) hash = mix(hash, static_cast<uint64_t>(size));
+  if (tensor.layout() == at::kStrided)
+    for (const auto stride : tensor.strides()) hash = mix(hash, static_cast<uint64_t>(stride));
+  return hash;
+}
+
+bool has_storage(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.has_storage() && tensor.storage().nbytes() != 0;
+}
+
+// A tensor without its expanded dimensions, so that a copy holds each value once.
+at::Tensor collapse(at::Tensor tensor) {
+  if (tensor.layout() != at::kStrided) return tensor;
+  for (int64_t dim = 0; dim < tensor.dim(); ++dim)
+    if (tensor.stride(dim) == 0 && tensor.size(dim) > 1) tensor = tensor.narrow(dim, 0, 1);
+  return tensor;
+}
+
+at::Device device_of(int device_type, int index) {
+  return at::Device(static_cast<at::DeviceType>(device_type), static_cast<c10::DeviceIndex>(index));
+}
+
+} // namespace
+} // namespace replay
+
+using replay::guarded;
+
+int replay_detach_output(const at::Tensor* tensor, int aliases, at::Tensor** out) {
+  return guarded([&] {
+    at::AutoGradMode off(false);
+    at::Tensor result = tensor->detach();
+    if (aliases != 0 && result.layout() == at::kStrided &&
+        torch::autograd::isDifferentiableType(result.scalar_type())) {
+      result = result.view_as(result);
+      torch::autograd::impl::get_view_autograd_meta(result)->set_creation_meta(
+          torch::autograd::CreationMeta::IN_CUSTOM_FUNCTION);
+    }
+    *out = new at::Tensor(std::move(result));
+  });
+}
+
+int replay_fingerprint(const at::Tensor* tensor, replay::Fingerprint* out) {
+  return guarded([&] {
+    out->version = tensor->is_inference() ? 0 : tensor->_version();
+    out->data = replay::has_storage(*tensor) ? reinterpret_cast<uint64_t>(tensor->const_data_ptr()) : 0;
+    out->layout = replay::layout_hash(*tensor);
+    out->requires_grad = tensor->requires_grad();
+  });
+}
+
+uintptr_t replay_impl(const at::Tensor* tensor) {
+  return reinterpret_cast<uintptr_t>(tensor->unsafeGetTensorImpl());
+}
+
+uintptr_t replay_storage(const at::Tensor* tensor) {
+  return replay::has_storage(*tensor)
+      ? reinterpret_cast<uintptr_t>(tensor->storage().unsafeGetStorageImpl())
+      : 0;
+}
+
+uint64_t replay_nbytes(const at::Tensor* tensor) {
+  uint64_t bytes = 0;
+  const int failed = guarded([&] { bytes = replay::collapse(tensor->detach()).nbytes(); });
+  return failed == replay::kOk ? bytes : 0;
+}
+
+int replay_take_grad(at::Tensor* tensor, at::Tensor** out) {
+  return guarded([&] {
+    *out = nullptr;
+    if (!tensor->grad().defined()) return;
+    *out = new at::Tensor(tensor->grad());
+    tensor->mutable_grad() = at::Tensor();
+  });
+}
+
+int replay_set_grad(at::Tensor* tensor, const at::Tensor* grad) {
+  return guarded([&] { tensor->mutable_grad() = grad != nullptr ? *grad : at::Tensor(); });
+}
+
+int replay_saved_new(const at::Tensor* tensor, int on_host, replay::SavedTensor** out) {
+  return guarded([&] {
+    at::AutoGradMode off(false);
+    auto saved = std::make_unique<replay::SavedTensor>(replay::SavedTensor{
+        tensor->detach(),
+        tensor->device(),
+        tensor->sizes().vec(),
+        on_host != 0 && tensor->is_cuda() && tensor->layout() == at::kStrided,
+        replay::WeakImpl(tensor->getIntrusivePtr())});
+    if (saved->on_host) {
+      const at::Tensor once = replay::collapse(saved->data);
+      at::Tensor host = at::empty_like(once, once.options().device(at::kCPU).pinned_memory(true));
+      host.copy_(once);
+      saved->data = std::move(host);
+    }
+    *out = saved.release();
+  });
+}
+
+int replay_saved_leaf(const replay::SavedTensor* saved, int requires_grad, at::Tensor** out) {
+  return guarded([&] {
+    at::AutoGradMode off(false);
+    at::Tensor leaf = saved->on_host ? saved->data.to(saved->device).expand(saved->sizes).detach()
+                                     : saved->data.detach();
+    if (requires_grad != 0) leaf.set_requires_grad(true);
+    *out = new at::Tensor(std::move(leaf));
+  });
+}
+
+int replay_saved_version(const replay::SavedTensor* saved, uint64_t* out) {
+  // A copy cannot be changed by anyone else.
+  return guarded([&] { *out = saved->on_host ? 0 : saved->data._version(); });
+}
+
+void replay_saved_free(replay::SavedTensor* saved) {
+  delete saved;
+}
+
+replay::WeakTensor* replay_weak_new(const at::Tensor* tensor) {
+  return new (std::nothrow) replay::WeakTensor{replay::WeakImpl(tensor->getIntrusivePtr())};
+}
+
+at::Tensor* replay_weak_lock(const replay::WeakTensor* weak) {
+  auto impl = weak->impl.lock();
+  return impl.defined() ? new (std::nothrow) at::Tensor(std::move(impl)) : nullptr;
+}
+
+void replay_weak_free(replay::WeakTensor* weak) {
+  delete weak;
+}
+
+int replay_inference_mode() {
+  return c10::InferenceMode::is_enabled();
+}
+
+int replay_modes_get(replay::Modes* out) {
+  return guarded([&] {
+    namespace autocast = at::autocast;
+    const auto& context = at::globalContext();
+    out->grad = c10::GradMode::is_enabled();
+    out->autocast_cpu = autocast::is_autocast_enabled(at::kCPU);
+    out->autocast_cuda = autocast::is_autocast_enabled(at::kCUDA);
+    out->autocast_cache = autocast::is_autocast_cache_enabled();
+    out->autocast_cpu_dtype = static_cast<int8_t>(autocast::get_autocast_dtype(at::kCPU));
+    out->autocast_cuda_dtype = static_cast<int8_t>(autocast::get_autocast_dtype(at::kCUDA));
+    out->default_dtype = static_cast<int8_t>(c10::get_default_dtype_as_scalartype());
+    out->deterministic = context.deterministicAlgorithms();
+    out->deterministic_warn_only = context.deterministicAlgorithmsWarnOnly();
+    out->deterministic_fill = context.deterministicFillUninitializedMemory();
+  });
+}
+
+// Writes only what differs: some setters warn when they are called at all.
+int replay_modes_set(const replay::Modes* modes) {
+  return guarded([&] {
+    namespace autocast = at::autocast;
+    replay::Modes now{};
+    replay_modes_get(&now);
+    auto& context = at::globalContext();
+    c10::GradMode::set_enabled(modes->grad != 0);
+    if (now.autocast_cpu != modes->autocast_cpu)
+      autocast::set_autocast_enabled(at::kCPU, modes->autocast_cpu != 0);
+    if (now.autocast_cuda != modes->autocast_cuda)
+      autocast::set_autocast_enabled(at::kCUDA, modes->autocast_cuda != 0);
+    if (now.autocast_cache != modes->autocast_cache)
+      autocast::set_autocast_cache_enabled(modes->autocast_cache != 0);
+    if (now.autocast_cpu_dtype != modes->autocast_cpu_dtype)
+      autocast::set_autocast_dtype(at::kCPU, static_cast<at::ScalarType>(modes->autocast_cpu_dtype));
+    if (now.autocast_cuda_dtype != modes->autocast_cuda_dtype)
+      autocast::set_autocast_dtype(at::kCUDA, static_cast<at::ScalarType>(modes->autocast_cuda_dtype));
+    if (now.default_dtype != modes->default_dtype)
+      c10::set_default_dtype(c10::scalarTypeToTypeMeta(static_cast<at::ScalarType>(modes->default_dtype)));
+    if (now.deterministic != modes->deterministic ||
+        now.deterministic_warn_only != modes->deterministic_warn_only)
+      context.setDeterministicAlgorithms(modes->deterministic != 0, modes->deterministic_warn_only != 0);
+    if (now.deterministic_fill != modes->deterministic_fill)
+      context.setDeterministicFillUninitializedMemory(modes->deterministic_fill != 0);
+  });
+}
+
+int replay_autocast_enter(int device_type, int enabled, int dtype) {
+  return guarded([&] {
+    const auto device = static_cast<at::DeviceType>(device_type);
+    at::autocast::set_autocast_enabled(device, enabled != 0);
+    at::autocast::set_autocast_dtype(device, static_cast<at::ScalarType>(dtype));
+    at::autocast::increment_nesting();
+  });
+}
+
+int replay_autocast_leave(int device_type, int enabled, int dtype) {
+  return guarded([&] {
+    if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+    const auto device = static_cast<at::DeviceType>(device_type);
+    at::autocast::set_autocast_enabled(device, enabled != 0);
+    at::autocast::set_autocast_dtype(device, static_cast<at::ScalarType>(dtype));
+  });
+}
+
+int replay_autocast_clear_cache() {
+  return guarded([] { at::autocast::clear_cache(); });
+}
+
+int replay_rng_get(int device_type, int index, at::Tensor** out) {
+  return guarded([&] {
+    auto generator = at::globalContext().defaultGenerator(replay::device_of(device_type, index));
+    std::lock_guard<std::mutex> lock(generator.mutex());
+    *out = new at::Tensor(generator.get_state());
+  });
+}
+
+int replay_rng_set(int device_type, int index, const at::Tensor* state) {
+  return guarded([&] {
+    auto generator = at::globalContext().defaultGenerator(replay::device_of(device_type, index));
+    std::lock_guard<std::mutex> lock(generator.mutex());
+    generator.set_state(*state);
+  });
+}
+
+uint64_t replay_bytes_hash(const at::Tensor* tensor) {
+  const auto* bytes = static_cast<const char*>(tensor->const_data_ptr());
+  return std::hash<std::string_view>{}(std::string_view(bytes, tensor->nbytes()));
+}
+
+int replay_has_cuda() {
+  return at::hasCUDA();
+}
+
+int replay_version(char* out, size_t capacity) {
+  return guarded([&] {
+    const std::string config = at::show_config();
+    const std::string key = "TORCH_VERSION=";
+    const auto start = config.find(key);
+    std::string version;
+    if (start != std::string::npos) {
+      const auto from = start + key.size();
+      version = config.substr(from, config.find_first_of(", \n", from) - from);
+    }
+    const size_t length = std::min(version.size(), capacity - 1);
+    std::memcpy(out, version.data(), length);
+    out[length] = '\0';
+  });
+}

@@ -1,0 +1,82 @@
+// Everything else that the runtime needs of LibTorch and tch does not offer: saved inputs, versions, gradients,
+// thread modes, random number generators. Each function touches only what it is given and the state of the
+// calling thread (generators: of the process, under their own lock).
+#pragma once
+
+#include "guard.h"
+
+#include <ATen/ATen.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace replay {
+struct SavedTensor;
+struct WeakTensor;
+
+// What must not differ between forward and replay. `set_data` bumps no version, so the pointer counts too.
+struct Fingerprint {
+  uint64_t version;
+  uint64_t data;
+  uint64_t layout; // hash of dtype, device, sizes and strides
+  uint8_t requires_grad;
+};
+
+// The modes of the calling thread (the last four: of the process) that change what an operation computes.
+struct Modes {
+  uint8_t grad;
+  uint8_t autocast_cpu;
+  uint8_t autocast_cuda;
+  uint8_t autocast_cache;
+  int8_t autocast_cpu_dtype;
+  int8_t autocast_cuda_dtype;
+  int8_t default_dtype;
+  uint8_t deterministic;
+  uint8_t deterministic_warn_only;
+  uint8_t deterministic_fill;
+};
+} // namespace replay
+
+extern "C" {
+
+// Output: detached; `aliases` says that its storage is known elsewhere too, and then it is handed out as a view
+// on which an in-place operation is an error.
+int replay_detach_output(const at::Tensor* tensor, int aliases, at::Tensor** out);
+
+int replay_fingerprint(const at::Tensor* tensor, replay::Fingerprint* out);
+uintptr_t replay_impl(const at::Tensor* tensor);
+// Identity of the storage, 0 where there is none or it is empty.
+uintptr_t replay_storage(const at::Tensor* tensor);
+uint64_t replay_nbytes(const at::Tensor* tensor);
+
+// Moves `.grad` out (null where undefined), or puts one in (null: undefined).
+int replay_take_grad(at::Tensor* tensor, at::Tensor** out);
+int replay_set_grad(at::Tensor* tensor, const at::Tensor* grad);
+
+int replay_saved_new(const at::Tensor* tensor, int on_host, replay::SavedTensor** out);
+int replay_saved_leaf(const replay::SavedTensor* saved, int requires_grad, at::Tensor** out);
+int replay_saved_version(const replay::SavedTensor* saved, uint64_t* out);
+void replay_saved_free(replay::SavedTensor* saved);
+
+replay::WeakTensor* replay_weak_new(const at::Tensor* tensor);
+// A new tensor, or null when the last strong reference is gone.
+at::Tensor* replay_weak_lock(const replay::WeakTensor* weak);
+void replay_weak_free(replay::WeakTensor* weak);
+
+int replay_inference_mode();
+int replay_modes_get(replay::Modes* out);
+int replay_modes_set(const replay::Modes* modes);
+int replay_autocast_enter(int device_type, int enabled, int dtype);
+int replay_autocast_leave(int device_type, int enabled, int dtype);
+int replay_autocast_clear_cache();
+
+int replay_rng_get(int device_type, int index, at::Tensor** out);
+int replay_rng_set(int device_type, int index, const at::Tensor* state);
+// Hash of the bytes of a CPU tensor.
+uint64_t replay_bytes_hash(const at::Tensor* tensor);
+
+int replay_has_cuda();
+// The version of the LibTorch that was loaded, as "2.13.0"; empty where it does not say.
+int replay_version(char* out, size_t capacity);
+
+}

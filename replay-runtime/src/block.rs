@@ -1,0 +1,299 @@
+//! One call of a block: check the inputs, run the body in grad mode on detached leaves, drop the graph, and put a
+//! node before the outputs that can run it all again.
+
+use std::collections::{HashMap, HashSet};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Instant;
+
+use tch::{Device, Tensor};
+
+use crate::context::{AnyContext, run_within};
+use crate::error::{InBlock, Pass, ReplayError};
+use crate::ffi::{self, Fingerprint, Modes, NodeState, WeakTensor};
+use crate::modes::{ModesGuard, RngBefore, RngSnapshot};
+use crate::state::{Body, Entry, InputRecord, Label, OutputRecord, State};
+use crate::store::Snapshot;
+
+/// A call under way.
+pub(crate) struct Call<'c, 'm> {
+    pub(crate) state: &'c Rc<State<'m>>,
+    pub(crate) label: Label,
+    pub(crate) inputs: &'c [Option<&'c Tensor>],
+    pub(crate) context: Rc<dyn AnyContext + 'm>,
+    pub(crate) body: Rc<Body<'m>>,
+}
+
+/// What the forward found out, with its graph still alive.
+struct Forward {
+    outputs: Vec<Tensor>,
+    leaves: Vec<Option<Tensor>>,
+    versions: Vec<Option<u64>>,
+    variables: Rc<Snapshot>,
+    modes: Modes,
+    rng: Vec<RngSnapshot>,
+    captured: Vec<(Tensor, Fingerprint)>,
+}
+
+impl<'m> Call<'_, 'm> {
+    pub(crate) fn run(self) -> Result<Vec<Tensor>, ReplayError> {
+        self.state.sweep();
+        self.check_inputs()?;
+        let modes = Modes::current().in_block(&self.label.block, "read the thread's modes")?;
+        if self.state.options.inference || !modes.grad || ffi::inference_mode() {
+            return self.run_plain();
+        }
+        self.check_versioned()?;
+        let started = Instant::now();
+        let forward = self.forward(modes)?;
+        self.check_outputs(&forward.outputs)?;
+        self.state.ledger.borrow_mut().forward(&self.label.block, started.elapsed());
+
+        if forward.outputs.iter().all(|output| !output.requires_grad()) {
+            return Ok(forward.outputs);
+        }
+        let records: Vec<_> = forward.outputs.iter().map(OutputRecord::of).collect();
+        let outputs = self.detach(&forward)?;
+        let recorded: Vec<usize> = (0..records.len()).filter(|&i| records[i].requires_grad).collect();
+        let attached: Vec<&Tensor> = recorded.iter().map(|&i| &outputs[i]).collect();
+        if self.state.inside_forward() {
+            // The outer block's graph is dropped after its forward; so that at most one graph of an inner block
+            // lives, the outputs only say that they require grad.
+            ffi::barrier(&attached).in_block(&self.label.block, "mark the outputs")?;
+        } else {
+            self.record(forward, records, &recorded, &attached)?;
+        }
+        Ok(outputs)
+    }
+
+    /// Nothing will be differentiated: the body on the caller's own tensors.
+    fn run_plain(&self) -> Result<Vec<Tensor>, ReplayError> {
+        let _guard = self.state.options.inference.then(tch::no_grad_guard);
+        let inputs: Vec<_> = self.inputs.iter().map(|input| input.map(Tensor::shallow_clone)).collect();
+        run_within(&*self.context, &self.label.block, Pass::Forward, || {
+            (self.body)(self.state, &inputs)
+        })
+    }
+
+    fn forward(&self, modes: Modes) -> Result<Forward, ReplayError> {
+        let block = &self.label.block;
+        let variables = self.state.snapshot().in_block(block, "read the variables")?;
+        if let Some(device) = variables.cuda_device() {
+            self.state.cuda.set(Some(device));
+        }
+        let versions = self.versions()?;
+        let leaves = self.leaves()?;
+        let rng = self.generators()?;
+
+        let guard = ModesGuard::enter(&modes).in_block(block, "set the thread's modes")?;
+        let since = ffi::sequence();
+        let pass = self.state.enter(Pass::Forward);
+        let outputs = run_within(&*self.context, block, Pass::Forward, || (self.body)(self.state, &leaves));
+        drop(pass);
+        drop(guard);
+        let outputs = outputs?;
+
+        self.check_unwritten(&versions, &variables)?;
+        let rng = rng.into_iter().map(RngBefore::after_forward).collect::<Result<_, _>>();
+        let rng = rng.in_block(block, "read the random number generator")?;
+        let captured = self.captured(&outputs, &leaves, &variables, since)?;
+        Ok(Forward { outputs, leaves, versions, variables, modes, rng, captured })
+    }
+
+    /// Detached inputs that carry the inputs' own `requires_grad`.
+    fn leaves(&self) -> Result<Vec<Option<Tensor>>, ReplayError> {
+        let leaf = |input: &Tensor| {
+            let leaf = ffi::detach_output(input, false)?;
+            Ok(if input.requires_grad() { leaf.set_requires_grad(true) } else { leaf })
+        };
+        let leaves = self.inputs.iter().map(|input| input.map(leaf).transpose());
+        leaves.collect::<Result<_, _>>().in_block(&self.label.block, "detach the inputs")
+    }
+
+    fn versions(&self) -> Result<Vec<Option<u64>>, ReplayError> {
+        let version = |input: &Tensor| ffi::fingerprint(input).map(|print| print.version);
+        let versions = self.inputs.iter().map(|input| input.map(version).transpose());
+        versions.collect::<Result<_, _>>().in_block(&self.label.block, "read the inputs' versions")
+    }
+
+    fn generators(&self) -> Result<Vec<RngBefore>, ReplayError> {
+        let devices = [Some(Device::Cpu), self.state.cuda.get()];
+        let states = devices.into_iter().flatten().map(RngBefore::take).collect::<Result<_, _>>();
+        states.in_block(&self.label.block, "read the random number generator")
+    }
+
+    /// Follows the graph of the outputs to its leaves. Those that are neither inputs nor variables are trainable
+    /// tensors that the body captured.
+    fn captured(
+        &self,
+        outputs: &[Tensor],
+        leaves: &[Option<Tensor>],
+        variables: &Snapshot,
+        since: u64,
+    ) -> Result<Vec<(Tensor, Fingerprint)>, ReplayError> {
+        let block = &self.label.block;
+        let roots = outputs.iter().filter(|output| output.requires_grad());
+        let found = ffi::captured_leaves(roots, since).map_err(|error| {
+            if error.code == ffi::Code::Captured {
+                ReplayError::Captured { block: block.clone(), operation: error.brief }
+            } else {
+                let action = "follow the graph";
+                ReplayError::Torch { block: block.clone(), action, source: error.into() }
+            }
+        })?;
+        let inputs: HashSet<_> = leaves.iter().flatten().map(ffi::identity).collect();
+        found
+            .into_iter()
+            .filter(|(identity, _)| !inputs.contains(identity) && !variables.knows(*identity))
+            .map(|(identity, leaf)| {
+                self.state.captured.borrow_mut().insert(identity, WeakTensor::new(&leaf));
+                let print = ffi::fingerprint(&leaf).in_block(block, "read a captured tensor")?;
+                Ok((leaf, print))
+            })
+            .collect()
+    }
+
+    /// The outputs without their graph. One whose storage is known elsewhere too is handed out as a view on which
+    /// an in-place operation is an error: its gradient could not follow the change.
+    fn detach(&self, forward: &Forward) -> Result<Vec<Tensor>, ReplayError> {
+        let mut count: HashMap<usize, usize> = HashMap::new();
+        let inputs = forward.leaves.iter().flatten();
+        let captured = forward.captured.iter().map(|(leaf, _)| leaf);
+        for storage in inputs.chain(captured).chain(&forward.outputs).filter_map(ffi::storage) {
+            *count.entry(storage).or_default() += 1;
+        }
+        let aliased = |storage| count[&storage] > 1 || forward.variables.holds(storage);
+        let outputs = forward.outputs.iter().map(|output| {
+            ffi::detach_output(output, ffi::storage(output).is_some_and(aliased))
+        });
+        outputs.collect::<Result<_, _>>().in_block(&self.label.block, "detach the outputs")
+    }
+
+    /// Saves the inputs, writes the table's entry and puts the node before the outputs.
+    fn record(
+        self,
+        forward: Forward,
+        outputs: Vec<OutputRecord>,
+        recorded: &[usize],
+        attached: &[&Tensor],
+    ) -> Result<(), ReplayError> {
+        let state = self.state;
+        let Forward { outputs: graph, leaves, versions, variables, modes, rng, captured } = forward;
+        drop((graph, leaves));
+        let (saved, inputs) = self.save(&versions)?;
+        let node = NodeState::new(state.new_entry_number(), saved, Arc::clone(&state.graveyard));
+        let node = Arc::new(node);
+        ffi::attach(state.id, &self.label.block, &node, self.inputs, attached)
+            .in_block(&self.label.block, "attach the node")?;
+        state.insert(Entry {
+            label: self.label,
+            body: self.body,
+            context: self.context,
+            modes,
+            rng,
+            variables,
+            captured: captured.iter().map(|(leaf, print)| (WeakTensor::new(leaf), *print)).collect(),
+            inputs,
+            outputs,
+            recorded: recorded.to_vec(),
+            node,
+        });
+        Ok(())
+    }
+
+    #[expect(clippy::type_complexity, reason = "two lists in step, taken apart at once")]
+    fn save(
+        &self,
+        versions: &[Option<u64>],
+    ) -> Result<(Vec<Option<Arc<ffi::SavedTensor>>>, Vec<Option<InputRecord>>), ReplayError> {
+        let block = &self.label.block;
+        let offload = self.state.options.offload;
+        let mut saved = Vec::new();
+        let mut records = Vec::new();
+        for (input, version) in self.inputs.iter().zip(versions) {
+            let (Some(input), Some(version)) = (input, version) else {
+                saved.push(None);
+                records.push(None);
+                continue;
+            };
+            let kept = self.state.saved.keep(input, *version, offload).in_block(block, "save an input")?;
+            let on_host = offload && input.device().is_cuda();
+            self.state.ledger.borrow_mut().saved(block, kept.bytes, on_host);
+            // A copy on the host has no version of its own, and needs none.
+            let version = if on_host { 0 } else { *version };
+            records.push(Some(InputRecord { version, requires_grad: input.requires_grad() }));
+            saved.push(Some(kept.saved));
+        }
+        Ok((saved, records))
+    }
+
+    fn check_inputs(&self) -> Result<(), ReplayError> {
+        let block = || self.label.block.clone();
+        if self.inputs.iter().all(Option::is_none) {
+            return Err(ReplayError::NoInput { block: block() });
+        }
+        for (name, input) in self.label.inputs.iter().zip(self.inputs) {
+            let Some(input) = input else { continue };
+            if !input.defined() {
+                return Err(ReplayError::UndefinedInput { block: block(), input: name.clone() });
+            }
+            self.check_device(|| format!("input `{name}`"), input.device())?;
+        }
+        Ok(())
+    }
+
+    /// Inference tensors have no version counter, so a change could not be noticed.
+    fn check_versioned(&self) -> Result<(), ReplayError> {
+        let inference = |input: &Option<&Tensor>| input.is_some_and(Tensor::is_inference);
+        match self.inputs.iter().position(inference) {
+            Some(i) => Err(ReplayError::InferenceInput {
+                block: self.label.block.clone(),
+                input: self.label.inputs[i].clone(),
+            }),
+            None => Ok(()),
+        }
+    }
+
+    fn check_outputs(&self, outputs: &[Tensor]) -> Result<(), ReplayError> {
+        for (output, tensor) in outputs.iter().enumerate() {
+            if !tensor.defined() {
+                return Err(ReplayError::UndefinedOutput { block: self.label.block.clone(), output });
+            }
+            self.check_device(|| format!("output {output}"), tensor.device())?;
+        }
+        Ok(())
+    }
+
+    fn check_device(&self, tensor: impl Fn() -> String, device: Device) -> Result<(), ReplayError> {
+        let error = |expected: String| ReplayError::Device {
+            block: self.label.block.clone(),
+            tensor: tensor(),
+            found: format!("{device:?}"),
+            expected,
+        };
+        match (device, self.state.cuda.get()) {
+            (Device::Cpu, _) => Ok(()),
+            (Device::Cuda(_), None) => {
+                self.state.cuda.set(Some(device));
+                Ok(())
+            }
+            (Device::Cuda(_), Some(known)) if known == device => Ok(()),
+            (Device::Cuda(_), Some(known)) => Err(error(format!("{known:?}"))),
+            _ => Err(error("Cpu or Cuda".to_owned())),
+        }
+    }
+
+    /// The forward must leave everything that a replay starts from as it was.
+    fn check_unwritten(&self, versions: &[Option<u64>], variables: &Snapshot) -> Result<(), ReplayError> {
+        let block = &self.label.block;
+        if let Some(i) = self.versions()?.iter().zip(versions).position(|(now, before)| now != before) {
+            let input = self.label.inputs[i].clone();
+            return Err(ReplayError::InputWritten { block: block.clone(), input });
+        }
+        if let Some(change) = variables.change().in_block(block, "read the variables")? {
+            variables.restore_buffers();
+            return Err(ReplayError::VariableWritten { block: block.clone(), variable: change.variable });
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,124 @@
+//! What a user's model needs around a block, beyond what the library restores by itself.
+
+use std::cell::Cell;
+
+use crate::error::{Pass, ReplayError};
+use crate::output::BoxError;
+
+/// State that a block reads and that may have changed by the time it is replayed: a cache, a mode, a counter.
+///
+/// `#[replay_block(context = path)]` calls `path(self)` before the forward. The value it returns is a snapshot of
+/// that state; it opens a scope around the forward and one around each replay. A scope ends when it is dropped,
+/// which happens on errors and on unwind too.
+///
+/// ```no_run
+/// # use std::cell::Cell;
+/// use replay_runtime::{BoxError, ReplayContext};
+///
+/// struct Scale<'a> { cell: &'a Cell<f64>, forward: f64 }
+/// struct Put<'a>(&'a Cell<f64>, f64);
+/// impl Drop for Put<'_> { fn drop(&mut self) { self.0.set(self.1) } }
+///
+/// impl ReplayContext for Scale<'_> {
+///     type Scope<'s> = Option<Put<'s>> where Self: 's;
+///     fn forward(&self) -> Result<Self::Scope<'_>, BoxError> { Ok(None) }
+///     fn replay(&self) -> Result<Self::Scope<'_>, BoxError> {
+///         Ok(Some(Put(self.cell, self.cell.replace(self.forward))))
+///     }
+/// }
+/// ```
+pub trait ReplayContext {
+    /// An open scope; dropping it closes it.
+    type Scope<'s>
+    where
+        Self: 's;
+
+    /// Opens the scope of the forward.
+    ///
+    /// # Errors
+    /// Whatever keeps it from being opened; the block then returns [`ReplayError::Context`].
+    fn forward(&self) -> Result<Self::Scope<'_>, BoxError>;
+
+    /// Opens the scope of a replay.
+    ///
+    /// # Errors
+    /// Whatever keeps it from being opened; `backward` then returns [`ReplayError::Context`].
+    fn replay(&self) -> Result<Self::Scope<'_>, BoxError>;
+}
+
+/// The context of a block that has none.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoContext;
+
+impl ReplayContext for NoContext {
+    type Scope<'s> = ();
+
+    fn forward(&self) -> Result<(), BoxError> {
+        Ok(())
+    }
+
+    fn replay(&self) -> Result<(), BoxError> {
+        Ok(())
+    }
+}
+
+/// A context whose type is forgotten, so that blocks with different ones fit into one table.
+pub(crate) trait AnyContext {
+    /// Runs `body` inside the scope of `pass`.
+    fn within(&self, pass: Pass, body: &mut dyn FnMut()) -> Result<(), BoxError>;
+}
+
+impl<C: ReplayContext> AnyContext for C {
+    fn within(&self, pass: Pass, body: &mut dyn FnMut()) -> Result<(), BoxError> {
+        let _scope = match pass {
+            Pass::Forward => self.forward(),
+            Pass::Replay => self.replay(),
+        }?;
+        body();
+        Ok(())
+    }
+}
+
+/// Runs `body` inside the scope of `pass`, and tells errors of the context from those of the body.
+pub(crate) fn run_within<T>(
+    context: &dyn AnyContext,
+    block: &str,
+    pass: Pass,
+    body: impl FnOnce() -> Result<T, BoxError>,
+) -> Result<T, ReplayError> {
+    let mut body = Some(body);
+    let mut outcome = None;
+    context
+        .within(pass, &mut || outcome = body.take().map(|body| body()))
+        .map_err(|source| ReplayError::Context { block: block.to_owned(), pass, source })?;
+    outcome
+        .expect("`within` runs the body when it succeeds")
+        .map_err(|source| ReplayError::Block { block: block.to_owned(), pass, source })
+}
+
+thread_local! {
+    static REPLAYING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether the calling code runs inside a replay, that is, for a second time.
+///
+/// For loggers, counters and progress bars inside a block: count only where this is `false`.
+#[must_use]
+pub fn is_replaying() -> bool {
+    REPLAYING.try_with(Cell::get).unwrap_or(false)
+}
+
+/// Sets what [`is_replaying`] says until it is dropped.
+pub(crate) struct ReplayingGuard(bool);
+
+impl ReplayingGuard {
+    pub(crate) fn enter() -> Self {
+        Self(REPLAYING.try_with(|flag| flag.replace(true)).unwrap_or(false))
+    }
+}
+
+impl Drop for ReplayingGuard {
+    fn drop(&mut self) {
+        let _ = REPLAYING.try_with(|flag| flag.set(self.0));
+    }
+}

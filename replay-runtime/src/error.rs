@@ -1,0 +1,292 @@
+//! Everything that can go wrong, one variant each. `Display` is one or two lines that name the block and the
+//! input and say what to do; LibTorch's own long text stays behind `source()`.
+
+use std::error::Error;
+use std::fmt;
+
+use crate::ffi::ShimError;
+use crate::output::BoxError;
+
+/// A failure of a replay block or of the backward pass of a rollout.
+///
+/// Gradients, random number generators and thread modes are what they were before the call that failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReplayError {
+    /// The block's body returned an error; it is the source.
+    #[error("replay block `{block}` returned an error in its {pass}: {source}")]
+    Block {
+        /// The block.
+        block: String,
+        /// The pass in which the body ran.
+        pass: Pass,
+        /// The body's error.
+        source: BoxError,
+    },
+
+    /// The block's [`ReplayContext`](crate::ReplayContext) returned an error; it is the source.
+    #[error("the context of replay block `{block}` could not be entered in its {pass}: {source}")]
+    Context {
+        /// The block.
+        block: String,
+        /// The pass for which it was entered.
+        pass: Pass,
+        /// The context's error.
+        source: BoxError,
+    },
+
+    /// A block was called without any tensor.
+    #[error("replay block `{block}` was given no tensor\nit needs at least one input: a replay starts from its inputs")]
+    NoInput {
+        /// The block.
+        block: String,
+    },
+
+    /// An input is an undefined tensor.
+    #[error("input `{input}` of replay block `{block}` is an undefined tensor\npass a tensor with values, or make the parameter an `Option`")]
+    UndefinedInput {
+        /// The block.
+        block: String,
+        /// The input.
+        input: String,
+    },
+
+    /// An output is an undefined tensor.
+    #[error("output {output} of replay block `{block}` is an undefined tensor\nreturn only tensors with values")]
+    UndefinedOutput {
+        /// The block.
+        block: String,
+        /// The position of the output, from 0.
+        output: usize,
+    },
+
+    /// An input was made in inference mode, where LibTorch keeps no versions.
+    #[error("input `{input}` of replay block `{block}` was made in inference mode and cannot be recorded\npass a copy made outside of inference mode")]
+    InferenceInput {
+        /// The block.
+        block: String,
+        /// The input.
+        input: String,
+    },
+
+    /// A tensor is on a device that is not supported, or not on the rollout's device.
+    #[error("{tensor} of replay block `{block}` is on {found}, expected {expected}\nall tensors of a rollout are on the CPU or on one CUDA device")]
+    Device {
+        /// The block.
+        block: String,
+        /// The input or output.
+        tensor: String,
+        /// Where it is.
+        found: String,
+        /// Where it may be.
+        expected: String,
+    },
+
+    /// The forward of a block wrote into one of its inputs.
+    #[error("replay block `{block}` changes its input `{input}` in place, so a replay would not start from the same values\nwork on a copy inside the block: `{input}.copy()`")]
+    InputWritten {
+        /// The block.
+        block: String,
+        /// The input.
+        input: String,
+    },
+
+    /// The forward of a block wrote into a variable of the `VarStore`.
+    #[error("replay block `{block}` changes variable `{variable}` in its forward, and its replay would change it again\nchange it outside of the block; normalisation layers: run them in eval mode")]
+    VariableWritten {
+        /// The block.
+        block: String,
+        /// The variable's name in its `VarStore`.
+        variable: String,
+    },
+
+    /// The body uses a tensor with a history that is not among the block's inputs.
+    #[error("replay block `{block}` uses a tensor made outside of it (by `{operation}`), whose gradient would be lost\npass that tensor to the block as an input")]
+    Captured {
+        /// The block.
+        block: String,
+        /// The operation that made the tensor, as LibTorch calls it.
+        operation: String,
+    },
+
+    /// An input changed between forward and replay.
+    #[error("input `{input}` of replay block `{block}` was changed in place after the block's forward\ncall `backward` first, or change a copy")]
+    InputChanged {
+        /// The block.
+        block: String,
+        /// The input.
+        input: String,
+    },
+
+    /// A variable of the `VarStore`, or another trainable tensor that the block uses, changed between forward
+    /// and replay.
+    #[error("variable `{variable}`, which replay block `{block}` may read, was changed after the block's forward ({what})\ncall `backward` before variables change: before the optimizer's step")]
+    VariableChanged {
+        /// The block.
+        block: String,
+        /// The variable's name, or a description of the tensor.
+        variable: String,
+        /// What of it differs: values, storage, layout or `requires_grad`.
+        what: &'static str,
+    },
+
+    /// The replay drew another amount of random numbers than the forward.
+    #[error("replay block `{block}` drew other random numbers in its replay than in its forward ({device} generator)\nit must draw the same ones each time it runs")]
+    RngDiverged {
+        /// The block.
+        block: String,
+        /// The generator's device.
+        device: String,
+    },
+
+    /// The replay returned something else than the forward.
+    #[error("replay block `{block}` returned another {what} in its replay: expected {expected}, found {found}\nit must do the same each time it runs")]
+    OutputMismatch {
+        /// The block.
+        block: String,
+        /// What differs: the number of outputs, or a property of one of them.
+        what: String,
+        /// As the forward had it.
+        expected: String,
+        /// As the replay has it.
+        found: String,
+    },
+
+    /// `backward` was given something else than one number.
+    #[error("the loss has shape {shape:?}, and `backward` takes a single number\nreduce it first, with `mean` or `sum`")]
+    LossNotScalar {
+        /// The loss's shape.
+        shape: Vec<i64>,
+    },
+
+    /// `backward` was given a loss that depends on nothing trainable.
+    #[error("the loss does not require grad, so there is nothing to differentiate\ncompute it in grad mode from the outputs of blocks or from trainable variables")]
+    LossWithoutGrad,
+
+    /// `backward` on a rollout made for inference.
+    #[error("a rollout made with `Rollout::inference` records nothing to differentiate\nmake it with `Rollout::new(&vs)`")]
+    Inference,
+
+    /// The loss contains a block of another rollout.
+    #[error("{message}")]
+    OtherRollout {
+        /// Which block, and what to do.
+        message: String,
+    },
+
+    /// A block was reached by a backward pass that is not `Rollout::backward`.
+    #[error("{message}")]
+    ForeignBackward {
+        /// Which block, and what to do.
+        message: String,
+    },
+
+    /// A block was to be replayed a second time.
+    #[error("replay block `{block}` has been replayed already, and keeps nothing for a second time\nrun the forward again for each backward pass")]
+    Used {
+        /// The block.
+        block: String,
+    },
+
+    /// Two replays of one rollout were to run at once.
+    #[error("{message}\nkeep all outputs of a rollout's blocks on one device")]
+    Busy {
+        /// Which block.
+        message: String,
+    },
+
+    /// Autograd failed outside of the blocks' own code.
+    #[error("the backward pass failed: {source}")]
+    Backward {
+        /// LibTorch's report.
+        source: TorchError,
+    },
+
+    /// LibTorch failed while the library worked on a block.
+    #[error("LibTorch failed to {action} for replay block `{block}`: {source}")]
+    Torch {
+        /// The block.
+        block: String,
+        /// What was being done.
+        action: &'static str,
+        /// LibTorch's report.
+        source: TorchError,
+    },
+
+    /// The LibTorch in this process is not the one that the library was compiled for.
+    #[error("LibTorch {found} is loaded, expected {expected}\nbuild and run with the same LibTorch: see `cargo xtask libtorch` and the rpath lines in the README")]
+    Version {
+        /// The version that was loaded.
+        found: String,
+        /// The versions that fit.
+        expected: &'static str,
+    },
+
+    /// CUDA cannot be used.
+    #[error("CUDA is not available: {reason}\n{remedy}")]
+    Cuda {
+        /// What is missing.
+        reason: String,
+        /// What to do.
+        remedy: &'static str,
+    },
+}
+
+/// Which run of a block's body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Pass {
+    /// The first run, on the way to the loss.
+    Forward,
+    /// The run inside the backward pass.
+    Replay,
+}
+
+impl fmt::Display for Pass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Forward => "forward",
+            Self::Replay => "replay",
+        })
+    }
+}
+
+/// What LibTorch reported. `Display` is its first line, `Debug` all of it with the C++ backtrace.
+pub struct TorchError {
+    brief: String,
+    full: String,
+}
+
+impl fmt::Display for TorchError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.brief.lines().next().unwrap_or("no message"))
+    }
+}
+
+impl fmt::Debug for TorchError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.full)
+    }
+}
+
+impl Error for TorchError {}
+
+impl From<ShimError> for TorchError {
+    fn from(error: ShimError) -> Self {
+        Self { brief: error.brief, full: error.full }
+    }
+}
+
+/// Names the block and the action in which the shim failed.
+pub(crate) trait InBlock<T> {
+    fn in_block(self, block: &str, action: &'static str) -> Result<T, ReplayError>;
+}
+
+impl<T> InBlock<T> for Result<T, ShimError> {
+    fn in_block(self, block: &str, action: &'static str) -> Result<T, ReplayError> {
+        self.map_err(|error| ReplayError::Torch {
+            block: block.to_owned(),
+            action,
+            source: error.into(),
+        })
+    }
+}

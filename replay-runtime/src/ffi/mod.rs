@@ -1,0 +1,70 @@
+//! The only unsafe code of the project: declarations of the C++ shim (`cpp/`) and safe wrappers around them.
+//!
+//! What holds for every call: a `*const C_tensor` passed in is borrowed for the call; a pointer that comes out is
+//! a new C++ tensor that the wrapper takes over at once; no C++ exception leaves the shim, and no Rust panic
+//! leaves a callback.
+
+mod node;
+mod state;
+mod sys;
+mod tensor;
+
+pub(crate) use node::{
+    Graveyard, NodeState, Replayer, Scope, attach, backward, barrier, captured_leaves, leaves, sequence,
+};
+pub(crate) use state::{
+    Fingerprint, Modes, SavedTensor, WeakTensor, autocast_clear_cache, autocast_enter, autocast_leave,
+    bytes_hash, has_cuda, inference_mode, library_version, load_library, rng_get, rng_set,
+};
+pub(crate) use tensor::{
+    detach_output, fingerprint, identity, nbytes, set_grad, storage, take_grad,
+};
+
+use std::ffi::{CStr, c_int};
+
+/// A failure that the shim reported: its code, the text without LibTorch's C++ backtrace, and the text with it.
+#[derive(Debug)]
+pub(crate) struct ShimError {
+    pub(crate) code: Code,
+    pub(crate) brief: String,
+    pub(crate) full: String,
+}
+
+/// The shim's answers, `enum Code` in `cpp/guard.h`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Code {
+    Exception,
+    ForeignBackward,
+    OtherRollout,
+    Busy,
+    Used,
+    Callback,
+    Captured,
+}
+
+impl Code {
+    fn from_raw(code: c_int) -> Self {
+        match code {
+            2 => Self::ForeignBackward,
+            3 => Self::OtherRollout,
+            4 => Self::Busy,
+            5 => Self::Used,
+            6 => Self::Callback,
+            7 => Self::Captured,
+            _ => Self::Exception,
+        }
+    }
+}
+
+/// Turns an answer of the shim into a `Result`, taking the text that belongs to it.
+fn check(code: c_int) -> Result<(), ShimError> {
+    if code == 0 {
+        return Ok(());
+    }
+    let text = |full| {
+        // SAFETY: the pointer is never null, the text is NUL-terminated, and it belongs to this thread, which
+        // copies it before it calls the shim again.
+        unsafe { CStr::from_ptr(sys::replay_last_error(full)) }.to_string_lossy().into_owned()
+    };
+    Err(ShimError { code: Code::from_raw(code), brief: text(0), full: text(1) })
+}

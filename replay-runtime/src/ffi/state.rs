@@ -1,0 +1,203 @@
+//! Saved inputs, thread modes, random number generators, and the library itself.
+
+use std::ffi::{CStr, c_char, c_int};
+use std::ptr::NonNull;
+
+use tch::{Device, Tensor};
+
+use super::tensor::{from_raw, returned_some};
+use super::{ShimError, check, sys};
+
+/// What must not differ between forward and replay; `struct Fingerprint` in `cpp/state.h`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Fingerprint {
+    pub(crate) version: u64,
+    pub(crate) data: u64,
+    pub(crate) layout: u64,
+    pub(crate) requires_grad: bool,
+}
+
+/// The modes that change what an operation computes; `struct Modes` in `cpp/state.h`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Modes {
+    pub(crate) grad: bool,
+    pub(crate) autocast_cpu: bool,
+    pub(crate) autocast_cuda: bool,
+    pub(crate) autocast_cache: bool,
+    pub(crate) autocast_cpu_dtype: i8,
+    pub(crate) autocast_cuda_dtype: i8,
+    pub(crate) default_dtype: i8,
+    pub(crate) deterministic: bool,
+    pub(crate) deterministic_warn_only: bool,
+    pub(crate) deterministic_fill: bool,
+}
+
+impl Modes {
+    /// Those of this thread.
+    pub(crate) fn current() -> Result<Self, ShimError> {
+        let mut out = Self::default();
+        // SAFETY: `out` has the layout of the C++ struct, and C++ writes 0 or 1 to each `bool`.
+        check(unsafe { sys::replay_modes_get(&raw mut out) })?;
+        Ok(out)
+    }
+
+    /// Makes them those of this thread.
+    pub(crate) fn set(&self) -> Result<(), ShimError> {
+        // SAFETY: reads the struct during the call.
+        check(unsafe { sys::replay_modes_set(self) })
+    }
+}
+
+/// An input kept for the replay: detached, on the same storage and version counter, or a copy on the host.
+///
+/// While it lives, the [identity](super::identity) of the tensor it was made from is not used again.
+#[derive(Debug)]
+pub(crate) struct SavedTensor(NonNull<sys::CSaved>);
+
+// SAFETY: owns a C++ object whose fields are written once, by the constructor. All later calls read it, and
+// LibTorch's reference counts and version counters are atomic, so any thread may read and any may drop it.
+unsafe impl Send for SavedTensor {}
+// SAFETY: as above.
+unsafe impl Sync for SavedTensor {}
+
+impl SavedTensor {
+    /// `on_host`: copy the values of a CUDA tensor to pinned host memory. CPU tensors are never copied.
+    pub(crate) fn new(tensor: &Tensor, on_host: bool) -> Result<Self, ShimError> {
+        let mut out = std::ptr::null_mut();
+        // SAFETY: `tensor` is borrowed for the call; `out` receives an object that only we own.
+        check(unsafe { sys::replay_saved_new(tensor.as_ptr(), c_int::from(on_host), &raw mut out) })?;
+        Ok(Self(NonNull::new(out).expect("the shim answered 0 without an object")))
+    }
+
+    /// A new leaf with the saved values, on the device the input was on.
+    pub(crate) fn leaf(&self, requires_grad: bool) -> Result<Tensor, ShimError> {
+        // SAFETY: the object lives as long as `self`; the result is new.
+        unsafe {
+            returned_some(|out| {
+                sys::replay_saved_leaf(self.0.as_ptr(), c_int::from(requires_grad), out)
+            })
+        }
+    }
+
+    /// The version counter of the input; 0 for a copy, which nobody can change.
+    pub(crate) fn version(&self) -> Result<u64, ShimError> {
+        let mut out = 0;
+        // SAFETY: the object lives as long as `self`.
+        check(unsafe { sys::replay_saved_version(self.0.as_ptr(), &raw mut out) })?;
+        Ok(out)
+    }
+}
+
+impl Drop for SavedTensor {
+    fn drop(&mut self) {
+        // SAFETY: made by `replay_saved_new`, owned by `self` alone, freed once.
+        unsafe { sys::replay_saved_free(self.0.as_ptr()) }
+    }
+}
+
+/// A tensor that is not kept alive.
+#[derive(Debug)]
+pub(crate) struct WeakTensor(NonNull<sys::CWeak>);
+
+impl WeakTensor {
+    pub(crate) fn new(tensor: &Tensor) -> Self {
+        // SAFETY: `tensor` is borrowed for the call. Null means that memory ran out, as for a Rust `Box`.
+        let raw = unsafe { sys::replay_weak_new(tensor.as_ptr()) };
+        Self(NonNull::new(raw).expect("out of memory for a weak reference"))
+    }
+
+    /// The tensor, if it still lives.
+    pub(crate) fn upgrade(&self) -> Option<Tensor> {
+        // SAFETY: the object lives as long as `self`; a tensor that comes out is new.
+        unsafe { from_raw(sys::replay_weak_lock(self.0.as_ptr())) }
+    }
+}
+
+impl Drop for WeakTensor {
+    fn drop(&mut self) {
+        // SAFETY: made by `replay_weak_new`, owned by `self` alone, freed once.
+        unsafe { sys::replay_weak_free(self.0.as_ptr()) }
+    }
+}
+
+/// Whether this thread is in inference mode.
+pub(crate) fn inference_mode() -> bool {
+    // SAFETY: reads a thread-local flag.
+    unsafe { sys::replay_inference_mode() != 0 }
+}
+
+/// LibTorch's number of a device's type, and its index.
+fn device_code(device: Device) -> (c_int, c_int) {
+    match device {
+        Device::Cuda(index) => (1, c_int::try_from(index).unwrap_or(c_int::MAX)),
+        _ => (0, -1),
+    }
+}
+
+pub(crate) fn autocast_enter(device: Device, enabled: bool, dtype: i8) -> Result<(), ShimError> {
+    // SAFETY: plain numbers; LibTorch throws on those it does not know, and the shim catches.
+    check(unsafe {
+        sys::replay_autocast_enter(device_code(device).0, c_int::from(enabled), c_int::from(dtype))
+    })
+}
+
+pub(crate) fn autocast_leave(device: Device, enabled: bool, dtype: i8) -> Result<(), ShimError> {
+    // SAFETY: as for `autocast_enter`.
+    check(unsafe {
+        sys::replay_autocast_leave(device_code(device).0, c_int::from(enabled), c_int::from(dtype))
+    })
+}
+
+/// Forgets the weights that autocast has cast so far.
+pub(crate) fn autocast_clear_cache() -> Result<(), ShimError> {
+    // SAFETY: no arguments; the cache has a lock of its own.
+    check(unsafe { sys::replay_autocast_clear_cache() })
+}
+
+/// The state of the device's default generator.
+pub(crate) fn rng_get(device: Device) -> Result<Tensor, ShimError> {
+    let (kind, index) = device_code(device);
+    // SAFETY: the generator is read under its own lock; the result is new.
+    unsafe { returned_some(|out| sys::replay_rng_get(kind, index, out)) }
+}
+
+/// Sets the state of the device's default generator.
+pub(crate) fn rng_set(device: Device, state: &Tensor) -> Result<(), ShimError> {
+    let (kind, index) = device_code(device);
+    // SAFETY: `state` is borrowed for the call; the generator copies it under its own lock, after checking it.
+    check(unsafe { sys::replay_rng_set(kind, index, state.as_ptr()) })
+}
+
+/// A hash of the bytes of a contiguous CPU tensor.
+pub(crate) fn bytes_hash(tensor: &Tensor) -> u64 {
+    debug_assert!(tensor.device() == Device::Cpu && tensor.is_contiguous());
+    // SAFETY: reads the `nbytes` of a contiguous CPU tensor.
+    unsafe { sys::replay_bytes_hash(tensor.as_ptr()) }
+}
+
+/// Whether LibTorch has CUDA. The first answer is final for the process.
+pub(crate) fn has_cuda() -> bool {
+    // SAFETY: LibTorch's own query.
+    unsafe { sys::replay_has_cuda() != 0 }
+}
+
+/// The version of the LibTorch in this process; empty where it does not say.
+pub(crate) fn library_version() -> Result<String, ShimError> {
+    let mut text: [c_char; 32] = [0; 32];
+    // SAFETY: the shim writes at most the capacity, NUL included.
+    check(unsafe { sys::replay_version(text.as_mut_ptr(), text.len()) })?;
+    // SAFETY: NUL-terminated by the shim, or all zero.
+    Ok(unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().into_owned())
+}
+
+/// Loads a shared library for the rest of the process, its symbols open to all.
+pub(crate) fn load_library(name: &str) -> Result<(), libloading::Error> {
+    use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
+    // SAFETY: runs the initialisers of LibTorch's own library, which register its kernels and hooks, as they do
+    // where the program was linked with it. It is never unloaded.
+    let library = unsafe { Library::open(Some(name), RTLD_NOW | RTLD_GLOBAL) }?;
+    std::mem::forget(library);
+    Ok(())
+}

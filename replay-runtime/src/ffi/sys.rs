@@ -1,0 +1,102 @@
+//! The `extern "C"` functions of `cpp/node.h` and `cpp/state.h`, where each is described.
+
+use std::ffi::{c_char, c_int, c_void};
+use torch_sys::C_tensor;
+
+use super::{Fingerprint, Modes};
+
+/// A C++ type that Rust only points to.
+macro_rules! opaque {
+    ($($name:ident),*) => {$(
+        #[repr(C)]
+        pub(super) struct $name {
+            _private: [u8; 0],
+        }
+    )*};
+}
+
+opaque!(CEdges, CSaved, CScope, CWeak);
+
+#[repr(C)]
+pub(super) struct NodeCallbacks {
+    pub(super) run: extern "C" fn(
+        replayer: *const c_void,
+        node_state: *const c_void,
+        scope: *const CScope,
+        grads: *const *const C_tensor,
+        n_grads: usize,
+        input_grads: *mut *mut C_tensor,
+        n_inputs: usize,
+    ) -> c_int,
+    pub(super) release: extern "C" fn(node_state: *const c_void),
+    pub(super) drop: extern "C" fn(node_state: *const c_void),
+}
+
+unsafe extern "C" {
+    pub(super) fn replay_last_error(full: c_int) -> *const c_char;
+
+    pub(super) fn replay_attach(
+        rollout: u64,
+        block: *const c_char,
+        state: *const c_void,
+        callbacks: *const NodeCallbacks,
+        inputs: *const *const C_tensor,
+        n_inputs: usize,
+        outputs: *const *const C_tensor,
+        n_outputs: usize,
+    ) -> c_int;
+    pub(super) fn replay_barrier(outputs: *const *const C_tensor, n_outputs: usize) -> c_int;
+    pub(super) fn replay_backward(rollout: u64, replayer: *const c_void, loss: *const C_tensor) -> c_int;
+    pub(super) fn replay_edges_new(roots: *const *const C_tensor, n: usize, out: *mut *mut CEdges) -> c_int;
+    pub(super) fn replay_edges_free(edges: *mut CEdges);
+    pub(super) fn replay_differentiate(
+        scope: *const CScope,
+        edges: *const CEdges,
+        grads: *const *const C_tensor,
+        n: usize,
+    ) -> c_int;
+    pub(super) fn replay_sequence() -> u64;
+    pub(super) fn replay_leaves(
+        roots: *const *const C_tensor,
+        n: usize,
+        since: u64,
+        visit: extern "C" fn(context: *mut c_void, identity: usize, variable: *const C_tensor),
+        context: *mut c_void,
+    ) -> c_int;
+
+    pub(super) fn replay_detach_output(
+        tensor: *const C_tensor,
+        aliases: c_int,
+        out: *mut *mut C_tensor,
+    ) -> c_int;
+    pub(super) fn replay_fingerprint(tensor: *const C_tensor, out: *mut Fingerprint) -> c_int;
+    pub(super) fn replay_impl(tensor: *const C_tensor) -> usize;
+    pub(super) fn replay_storage(tensor: *const C_tensor) -> usize;
+    pub(super) fn replay_nbytes(tensor: *const C_tensor) -> u64;
+    pub(super) fn replay_take_grad(tensor: *const C_tensor, out: *mut *mut C_tensor) -> c_int;
+    pub(super) fn replay_set_grad(tensor: *const C_tensor, grad: *const C_tensor) -> c_int;
+
+    pub(super) fn replay_saved_new(tensor: *const C_tensor, on_host: c_int, out: *mut *mut CSaved) -> c_int;
+    pub(super) fn replay_saved_leaf(
+        saved: *const CSaved,
+        requires_grad: c_int,
+        out: *mut *mut C_tensor,
+    ) -> c_int;
+    pub(super) fn replay_saved_version(saved: *const CSaved, out: *mut u64) -> c_int;
+    pub(super) fn replay_saved_free(saved: *mut CSaved);
+    pub(super) fn replay_weak_new(tensor: *const C_tensor) -> *mut CWeak;
+    pub(super) fn replay_weak_lock(weak: *const CWeak) -> *mut C_tensor;
+    pub(super) fn replay_weak_free(weak: *mut CWeak);
+
+    pub(super) fn replay_inference_mode() -> c_int;
+    pub(super) fn replay_modes_get(out: *mut Modes) -> c_int;
+    pub(super) fn replay_modes_set(modes: *const Modes) -> c_int;
+    pub(super) fn replay_autocast_enter(device_type: c_int, enabled: c_int, dtype: c_int) -> c_int;
+    pub(super) fn replay_autocast_leave(device_type: c_int, enabled: c_int, dtype: c_int) -> c_int;
+    pub(super) fn replay_autocast_clear_cache() -> c_int;
+    pub(super) fn replay_rng_get(device_type: c_int, index: c_int, out: *mut *mut C_tensor) -> c_int;
+    pub(super) fn replay_rng_set(device_type: c_int, index: c_int, state: *const C_tensor) -> c_int;
+    pub(super) fn replay_bytes_hash(tensor: *const C_tensor) -> u64;
+    pub(super) fn replay_has_cuda() -> c_int;
+    pub(super) fn replay_version(out: *mut c_char, capacity: usize) -> c_int;
+}

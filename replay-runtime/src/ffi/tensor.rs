@@ -1,0 +1,108 @@
+//! Tensors across the boundary: who owns what, and the few questions that tch does not answer.
+
+use std::ffi::c_int;
+use std::mem::ManuallyDrop;
+use std::ptr;
+
+use tch::Tensor;
+use torch_sys::C_tensor;
+
+use super::{Fingerprint, ShimError, check, sys};
+
+/// Takes over a tensor that the shim made with `new`.
+///
+/// # Safety
+/// `raw` is null or a heap-allocated `at::Tensor` that nobody else owns.
+pub(super) unsafe fn from_raw(raw: *mut C_tensor) -> Option<Tensor> {
+    // SAFETY: ownership passes to the `Tensor`, whose drop deletes it, as the caller promises.
+    (!raw.is_null()).then(|| unsafe { Tensor::from_ptr(raw) })
+}
+
+/// Gives a tensor up to C++, which deletes it.
+pub(super) fn into_raw(tensor: Tensor) -> *mut C_tensor {
+    ManuallyDrop::new(tensor).as_mut_ptr()
+}
+
+/// Borrowed pointers, null for `None`.
+pub(super) fn raw_options<'t>(tensors: impl IntoIterator<Item = Option<&'t Tensor>>) -> Vec<*const C_tensor> {
+    tensors.into_iter().map(|tensor| tensor.map_or(ptr::null(), Tensor::as_ptr)).collect()
+}
+
+/// Borrowed pointers.
+pub(super) fn raw<'t>(tensors: impl IntoIterator<Item = &'t Tensor>) -> Vec<*const C_tensor> {
+    raw_options(tensors.into_iter().map(Some))
+}
+
+/// A call that writes one new tensor, or null, to its last argument.
+///
+/// # Safety
+/// `call` writes to the pointer only null or a tensor that nobody else owns.
+pub(super) unsafe fn returned(
+    call: impl FnOnce(*mut *mut C_tensor) -> c_int,
+) -> Result<Option<Tensor>, ShimError> {
+    let mut out = ptr::null_mut();
+    check(call(&raw mut out))?;
+    // SAFETY: as the caller promises.
+    Ok(unsafe { from_raw(out) })
+}
+
+/// [`returned`] for calls that always return a tensor when they succeed.
+///
+/// # Safety
+/// As for [`returned`], and `call` writes a tensor when it answers 0.
+pub(super) unsafe fn returned_some(
+    call: impl FnOnce(*mut *mut C_tensor) -> c_int,
+) -> Result<Tensor, ShimError> {
+    // SAFETY: as the caller promises.
+    let tensor = unsafe { returned(call) }?;
+    Ok(tensor.expect("the shim answered 0 without a tensor"))
+}
+
+/// `tensor` without history. With `aliases`, a view on which an in-place operation is an error.
+pub(crate) fn detach_output(tensor: &Tensor, aliases: bool) -> Result<Tensor, ShimError> {
+    // SAFETY: `tensor` is borrowed for the call; the result is new.
+    unsafe {
+        returned_some(|out| sys::replay_detach_output(tensor.as_ptr(), c_int::from(aliases), out))
+    }
+}
+
+/// What must not differ between forward and replay.
+pub(crate) fn fingerprint(tensor: &Tensor) -> Result<Fingerprint, ShimError> {
+    let mut out = Fingerprint::default();
+    // SAFETY: `tensor` is borrowed for the call; `out` has the layout of the C++ struct.
+    check(unsafe { sys::replay_fingerprint(tensor.as_ptr(), &raw mut out) })?;
+    Ok(out)
+}
+
+/// The address of the tensor itself: equal for handles to one tensor, for as long as one of them lives.
+pub(crate) fn identity(tensor: &Tensor) -> usize {
+    // SAFETY: reads a pointer; does not throw.
+    unsafe { sys::replay_impl(tensor.as_ptr()) }
+}
+
+/// The address of its storage; `None` where there is none or it is empty.
+pub(crate) fn storage(tensor: &Tensor) -> Option<usize> {
+    // SAFETY: reads a pointer; asks first whether there is a storage, so it does not throw.
+    let address = unsafe { sys::replay_storage(tensor.as_ptr()) };
+    (address != 0).then_some(address)
+}
+
+/// Bytes of its values, expanded dimensions counted once.
+pub(crate) fn nbytes(tensor: &Tensor) -> u64 {
+    // SAFETY: `tensor` is borrowed for the call; exceptions are caught inside.
+    unsafe { sys::replay_nbytes(tensor.as_ptr()) }
+}
+
+/// Moves `.grad` out; `None` where it is undefined.
+pub(crate) fn take_grad(tensor: &Tensor) -> Result<Option<Tensor>, ShimError> {
+    // SAFETY: `.grad` is a field behind the shared tensor handle, as with every in-place operation of tch; the
+    // result is new.
+    unsafe { returned(|out| sys::replay_take_grad(tensor.as_ptr(), out)) }
+}
+
+/// Puts `grad` into `.grad`; `None` makes it undefined.
+pub(crate) fn set_grad(tensor: &Tensor, grad: Option<&Tensor>) -> Result<(), ShimError> {
+    let grad = grad.map_or(ptr::null(), Tensor::as_ptr);
+    // SAFETY: both are borrowed for the call; C++ shares `grad` by its own count.
+    check(unsafe { sys::replay_set_grad(tensor.as_ptr(), grad) })
+}

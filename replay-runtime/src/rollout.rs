@@ -1,0 +1,281 @@
+//! The public handle: make a rollout, run blocks through it, take its gradient once.
+
+use std::cell::Cell;
+use std::marker::PhantomData;
+use std::panic::resume_unwind;
+use std::rc::Rc;
+use std::sync::OnceLock;
+use std::time::Instant;
+
+use tch::Tensor;
+
+use crate::accumulator::Transaction;
+use crate::block::Call;
+use crate::context::{NoContext, ReplayContext};
+use crate::error::ReplayError;
+use crate::ffi::{self, ShimError};
+use crate::output::ReplayOutput;
+use crate::replay::engine_error;
+use crate::report::RolloutReport;
+use crate::state::{Failure, Label, Options, State};
+use crate::store::{ParameterStore, Store};
+
+/// One pass of a model over its own outputs, differentiated as a whole in the memory of one block.
+///
+/// It borrows the [`VarStore`](tch::nn::VarStore) and the models whose blocks it runs, until [`backward`] consumes
+/// it or it is dropped. Gradients of all its blocks add up in the variables' own `.grad`.
+///
+/// ```no_run
+/// # use replay_runtime::{ReplayError, Rollout};
+/// # use tch::{Device, Kind, Tensor, nn, nn::Module};
+/// # fn main() -> Result<(), ReplayError> {
+/// let vs = nn::VarStore::new(Device::Cpu);
+/// let model = nn::linear(vs.root(), 8, 8, Default::default()); // before the rollout, which borrows it
+/// let mut state = Tensor::ones([4, 8], (Kind::Float, Device::Cpu));
+///
+/// let rollout = Rollout::new(&vs);
+/// for _ in 0..60 {
+///     state = rollout.block("step", &[("state", &state)], |_, inputs| model.forward(&inputs[0]).tanh())?;
+/// }
+/// let report = rollout.backward(&state.square().mean(Kind::Float))?;
+/// println!("{report}");
+/// # Ok(())
+/// # }
+/// ```
+///
+/// A rollout belongs to the thread that made it: it is neither `Send` nor `Sync`.
+///
+/// [`backward`]: Rollout::backward
+pub struct Rollout<'m> {
+    state: Rc<State<'m>>,
+    /// A handle for nested blocks does not end the rollout when it is dropped.
+    owner: bool,
+    /// Invariant, as `std::thread::Scope`: a longer-lived rollout must not pass for a shorter-lived one, whose
+    /// blocks may borrow less.
+    _model: PhantomData<Cell<&'m ()>>,
+}
+
+impl<'m> Rollout<'m> {
+    /// A rollout of a model whose parameters are in `store`.
+    #[must_use]
+    pub fn new(store: &'m impl ParameterStore) -> Self {
+        Self::builder(store).build()
+    }
+
+    /// A rollout with choices, or over several stores.
+    #[must_use]
+    pub fn builder(store: &'m impl ParameterStore) -> RolloutBuilder<'m> {
+        let options = Options { inference: false, offload: false, transaction: true };
+        RolloutBuilder { stores: vec![store], options }
+    }
+
+    /// A rollout that records nothing: blocks, nested ones too, run as plain calls without gradients. It needs no
+    /// store, and [`backward`](Self::backward) on it is an error.
+    #[must_use]
+    pub fn inference() -> Self {
+        Self::of(State::new(Vec::new(), Options { inference: true, offload: false, transaction: true }))
+    }
+
+    /// Runs `body` as a block, without a name in the [registry](crate::blocks): for models built from closures
+    /// and [`tch::nn::seq`].
+    ///
+    /// `inputs` are the tensors that `body` reads besides trainable variables, by name; it gets them back in this
+    /// order. It runs once now and once more inside [`backward`](Self::backward), and must do the same both times. The
+    /// rollout it is given is this one, for blocks inside the block.
+    ///
+    /// On CUDA, and where blocks are nested more than 60 deep, the second run happens on a thread of LibTorch's while
+    /// the rollout's own thread waits. Tensors, `Rc` and `RefCell` are fine there; what is bound to one thread by
+    /// other means (a lock guard of a reentrant mutex, a token of an interpreter) is not, and the compiler cannot
+    /// know.
+    ///
+    /// # Errors
+    /// What `body` returned as an error, and every misuse that can be seen in the forward; see [`ReplayError`].
+    ///
+    /// # Panics
+    /// If `body` panics; modes and generators are then as before.
+    pub fn block<R, F>(
+        &self,
+        name: &str,
+        inputs: &[(&str, &Tensor)],
+        body: F,
+    ) -> Result<R::Value, ReplayError>
+    where
+        R: ReplayOutput,
+        F: Fn(&Rollout<'m>, &[Tensor]) -> R + 'm,
+    {
+        let names = inputs.iter().map(|(name, _)| (*name).to_owned()).collect();
+        let label = Label { block: name.to_owned(), inputs: names };
+        let tensors: Vec<_> = inputs.iter().map(|(_, tensor)| Some(*tensor)).collect();
+        self.call(label, &tensors, NoContext, move |rollout, leaves| {
+            let leaves: Vec<_> = leaves.iter().flatten().map(Tensor::shallow_clone).collect();
+            body(rollout, &leaves)
+        })
+    }
+
+    /// What generated code and [`block`](Self::block) come down to.
+    pub(crate) fn call<R, C, F>(
+        &self,
+        label: Label,
+        inputs: &[Option<&Tensor>],
+        context: C,
+        body: F,
+    ) -> Result<R::Value, ReplayError>
+    where
+        R: ReplayOutput,
+        C: ReplayContext + 'm,
+        F: Fn(&Rollout<'m>, &[Option<Tensor>]) -> R + 'm,
+    {
+        check_version()?;
+        let call = Call {
+            state: &self.state,
+            label,
+            inputs,
+            context: Rc::new(context),
+            body: Rc::new(move |state, leaves| {
+                let nested = Rollout { state: Rc::clone(state), owner: false, _model: PhantomData };
+                body(&nested, leaves).into_tensors()
+            }),
+        };
+        call.run().map(R::from_tensors)
+    }
+
+    /// Computes the gradient of `loss`, a single number, with respect to every leaf that it depends on, through
+    /// all blocks, and adds it to their `.grad`.
+    ///
+    /// The rollout ends here, also on failure.
+    ///
+    /// # Errors
+    /// What a block's body returned in its replay, every change between forward and replay that would make the
+    /// gradient wrong, and failures of LibTorch; see [`ReplayError`]. All `.grad`s are then what they were before.
+    ///
+    /// # Panics
+    /// If a block's body panics in its replay, with the body's own payload and after everything was restored.
+    pub fn backward(self, loss: &Tensor) -> Result<RolloutReport, ReplayError> {
+        check_version()?;
+        self.check_loss(loss)?;
+        let started = Instant::now();
+        let failed = |error: ShimError| ReplayError::Backward { source: error.into() };
+        let transaction = match self.state.options.transaction {
+            true => Some(Transaction::begin(self.leaves(loss)?).map_err(failed)?),
+            false => None,
+        };
+        let outcome = ffi::backward(self.state.id, &*self.state, loss);
+        match (self.state.take_failure(), outcome) {
+            (Some(failure), _) => {
+                drop(transaction);
+                match failure {
+                    Failure::Error(error) => return Err(error),
+                    Failure::Panic(payload) => {
+                        drop(self);
+                        resume_unwind(payload)
+                    }
+                }
+            }
+            (None, Err(error)) => return Err(engine_error(error)),
+            (None, Ok(())) => {}
+        }
+        if let Some(transaction) = transaction {
+            transaction.commit().map_err(failed)?;
+        }
+        Ok(self.state.ledger.borrow().report(started.elapsed()))
+    }
+
+    fn check_loss(&self, loss: &Tensor) -> Result<(), ReplayError> {
+        if self.state.options.inference {
+            return Err(ReplayError::Inference);
+        }
+        if !loss.defined() || loss.numel() != 1 {
+            let shape = if loss.defined() { loss.size() } else { Vec::new() };
+            return Err(ReplayError::LossNotScalar { shape });
+        }
+        if !loss.requires_grad() {
+            return Err(ReplayError::LossWithoutGrad);
+        }
+        Ok(())
+    }
+
+    /// Every leaf that the backward pass may accumulate into: the stores' variables as they are now, trainable
+    /// tensors that blocks captured, and the leaves of the graph around the blocks.
+    fn leaves(&self, loss: &Tensor) -> Result<Vec<Tensor>, ReplayError> {
+        let around =
+            ffi::leaves([loss]).map_err(|error| ReplayError::Backward { source: error.into() })?;
+        let captured = self.state.captured.borrow();
+        let captured = captured.values().filter_map(ffi::WeakTensor::upgrade);
+        let around = around.into_iter().map(|(_, leaf)| leaf);
+        Ok(self.state.trainable().chain(captured).chain(around).collect())
+    }
+
+    fn of(state: Rc<State<'m>>) -> Self {
+        Self { state, owner: true, _model: PhantomData }
+    }
+}
+
+impl Drop for Rollout<'_> {
+    fn drop(&mut self) {
+        if self.owner {
+            self.state.clear();
+        }
+    }
+}
+
+impl std::fmt::Debug for Rollout<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Rollout").field("options", &self.state.options).finish_non_exhaustive()
+    }
+}
+
+/// Choices for a [`Rollout`].
+#[must_use = "a builder does nothing until `build` is called"]
+pub struct RolloutBuilder<'m> {
+    stores: Vec<&'m dyn Store>,
+    options: Options,
+}
+
+impl<'m> RolloutBuilder<'m> {
+    /// Adds the variables of another store: a critic beside the generator, a frozen teacher.
+    pub fn store(mut self, store: &'m impl ParameterStore) -> Self {
+        self.stores.push(store);
+        self
+    }
+
+    /// Keeps inputs on CUDA in pinned host memory between forward and replay. Default: off. CPU inputs stay where
+    /// they are. Not yet run on a GPU.
+    pub fn offload(mut self, offload: bool) -> Self {
+        self.options.offload = offload;
+        self
+    }
+
+    /// Whether a failed [`backward`](Rollout::backward) puts the gradients from before back. Default: on. It costs
+    /// nothing where there are none; where there are, they are held beside the new ones until the end. Off, new
+    /// gradients add to old ones at once, and a failure leaves the sums so far.
+    pub fn restore_gradients(mut self, restore: bool) -> Self {
+        self.options.transaction = restore;
+        self
+    }
+
+    /// The rollout.
+    #[must_use]
+    pub fn build(self) -> Rollout<'m> {
+        Rollout::of(State::new(self.stores, self.options))
+    }
+}
+
+impl std::fmt::Debug for RolloutBuilder<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let stores = self.stores.len();
+        f.debug_struct("RolloutBuilder").field("stores", &stores).field("options", &self.options).finish()
+    }
+}
+
+const EXPECTED_VERSION: &str = "2.13";
+
+/// The shim was compiled against one version's classes; another one's are laid out differently.
+fn check_version() -> Result<(), ReplayError> {
+    static FOUND: OnceLock<String> = OnceLock::new();
+    let found = FOUND.get_or_init(|| ffi::library_version().unwrap_or_default());
+    // A LibTorch that does not say is taken at its word: its headers were checked when the shim was compiled.
+    if found.is_empty() || found.starts_with(EXPECTED_VERSION) {
+        return Ok(());
+    }
+    Err(ReplayError::Version { found: found.clone(), expected: EXPECTED_VERSION })
+}

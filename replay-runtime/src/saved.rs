@@ -1,0 +1,48 @@
+//! Saved inputs: each tensor once per rollout and version, however many blocks read it.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+
+use tch::Tensor;
+
+use crate::ffi::{self, SavedTensor, ShimError};
+
+/// The inputs that live nodes of a rollout keep, by identity.
+///
+/// An entry is valid while its saved tensor lives, which is also how long the identity stays taken.
+#[derive(Default)]
+pub(crate) struct SavedInputs {
+    by_identity: RefCell<HashMap<usize, (u64, Weak<SavedTensor>)>>,
+}
+
+/// A saved input and the bytes that saving it costs: 0 where another block keeps it already.
+pub(crate) struct Kept {
+    pub(crate) saved: Arc<SavedTensor>,
+    pub(crate) bytes: u64,
+}
+
+impl SavedInputs {
+    /// Keeps `tensor`, whose version counter stands at `version`.
+    pub(crate) fn keep(&self, tensor: &Tensor, version: u64, on_host: bool) -> Result<Kept, ShimError> {
+        let identity = ffi::identity(tensor);
+        let mut by_identity = self.by_identity.borrow_mut();
+        if let Some((known, saved)) = by_identity.get(&identity)
+            && *known == version
+            && let Some(saved) = saved.upgrade()
+        {
+            return Ok(Kept { saved, bytes: 0 });
+        }
+        // Dead entries would otherwise pile up over a long rollout; doubling keeps the sweep cheap.
+        if by_identity.len() == by_identity.capacity() {
+            by_identity.retain(|_, (_, saved)| saved.strong_count() > 0);
+        }
+        let saved = Arc::new(SavedTensor::new(tensor, on_host)?);
+        by_identity.insert(identity, (version, Arc::downgrade(&saved)));
+        Ok(Kept { saved, bytes: ffi::nbytes(tensor) })
+    }
+
+    pub(crate) fn clear(&self) {
+        self.by_identity.take();
+    }
+}

@@ -1,0 +1,220 @@
+//! What a rollout knows while it lives: the table of its blocks, what it keeps for them, and where it stands. The
+//! public [`Rollout`](crate::Rollout) is a handle to it; blocks and replays work on it.
+
+use std::any::Any;
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::fmt;
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tch::{Device, Tensor};
+
+use crate::context::AnyContext;
+use crate::error::{Pass, ReplayError};
+use crate::ffi::{Fingerprint, Graveyard, Modes, NodeState, ShimError, WeakTensor};
+use crate::modes::RngSnapshot;
+use crate::output::BoxError;
+use crate::report::Ledger;
+use crate::saved::SavedInputs;
+use crate::store::{Snapshot, Store};
+
+/// A block's body with its types forgotten. It gets the state, so that it can make a handle for nested blocks,
+/// and the leaves of its inputs.
+pub(crate) type Body<'m> =
+    dyn Fn(&Rc<State<'m>>, &[Option<Tensor>]) -> Result<Vec<Tensor>, BoxError> + 'm;
+
+/// How a block and its inputs are called.
+pub(crate) struct Label {
+    pub(crate) block: String,
+    pub(crate) inputs: Vec<String>,
+}
+
+/// What a block's replay needs beside the saved inputs, which are the node's.
+pub(crate) struct Entry<'m> {
+    pub(crate) label: Label,
+    pub(crate) body: Rc<Body<'m>>,
+    pub(crate) context: Rc<dyn AnyContext + 'm>,
+    pub(crate) modes: Modes,
+    pub(crate) rng: Vec<RngSnapshot>,
+    pub(crate) variables: Rc<Snapshot>,
+    pub(crate) captured: Vec<(WeakTensor, Fingerprint)>,
+    pub(crate) inputs: Vec<Option<InputRecord>>,
+    pub(crate) outputs: Vec<OutputRecord>,
+    /// The positions of the outputs that the node stands before.
+    pub(crate) recorded: Vec<usize>,
+    pub(crate) node: Arc<NodeState>,
+}
+
+/// What is known of an input beside its saved values.
+#[derive(Clone, Copy)]
+pub(crate) struct InputRecord {
+    pub(crate) version: u64,
+    pub(crate) requires_grad: bool,
+}
+
+/// What an output of the replay must match.
+#[derive(PartialEq)]
+pub(crate) struct OutputRecord {
+    pub(crate) size: Vec<i64>,
+    pub(crate) kind: tch::Kind,
+    pub(crate) device: Device,
+    pub(crate) requires_grad: bool,
+}
+
+impl OutputRecord {
+    pub(crate) fn of(tensor: &Tensor) -> Self {
+        Self {
+            size: tensor.size(),
+            kind: tensor.kind(),
+            device: tensor.device(),
+            requires_grad: tensor.requires_grad(),
+        }
+    }
+}
+
+impl fmt::Display for OutputRecord {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let grad = if self.requires_grad { "with" } else { "without" };
+        write!(f, "{:?} {:?} on {:?} {grad} grad", self.kind, self.size, self.device)
+    }
+}
+
+/// Choices of the builder.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Options {
+    /// Blocks record nothing and run without gradients.
+    pub(crate) inference: bool,
+    /// CUDA inputs wait for their replay in host memory.
+    pub(crate) offload: bool,
+    /// A failed backward pass puts old gradients back.
+    pub(crate) transaction: bool,
+}
+
+/// Why a backward pass failed, kept while the failure travels through the engine.
+pub(crate) enum Failure {
+    Error(ReplayError),
+    Panic(Box<dyn Any + Send>),
+}
+
+pub(crate) struct State<'m> {
+    pub(crate) id: u64,
+    pub(crate) options: Options,
+    pub(crate) saved: SavedInputs,
+    pub(crate) graveyard: Arc<Graveyard>,
+    pub(crate) ledger: RefCell<Ledger>,
+    /// Trainable tensors that blocks use and no store knows.
+    pub(crate) captured: RefCell<HashMap<usize, WeakTensor>>,
+    /// The one CUDA device of the rollout, once a tensor on it was seen.
+    pub(crate) cuda: Cell<Option<Device>>,
+    stores: Vec<&'m dyn Store>,
+    snapshot: RefCell<Option<Rc<Snapshot>>>,
+    table: RefCell<HashMap<u64, Entry<'m>>>,
+    next_entry: Cell<u64>,
+    passes: RefCell<Vec<Pass>>,
+    failure: RefCell<Option<Failure>>,
+    this: Weak<Self>,
+}
+
+impl<'m> State<'m> {
+    pub(crate) fn new(stores: Vec<&'m dyn Store>, options: Options) -> Rc<Self> {
+        static NEXT_ID: AtomicU64 = AtomicU64::new(1);
+        Rc::new_cyclic(|this| Self {
+            id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
+            options,
+            saved: SavedInputs::default(),
+            graveyard: Arc::default(),
+            ledger: RefCell::default(),
+            captured: RefCell::default(),
+            cuda: Cell::new(None),
+            stores,
+            snapshot: RefCell::new(None),
+            table: RefCell::default(),
+            next_entry: Cell::new(0),
+            passes: RefCell::default(),
+            failure: RefCell::new(None),
+            this: Weak::clone(this),
+        })
+    }
+
+    /// A counted handle, for a nested block's rollout.
+    pub(crate) fn handle(&self) -> Rc<Self> {
+        self.this.upgrade().expect("a state in use is owned by a rollout")
+    }
+
+    /// The variables as they are now.
+    pub(crate) fn snapshot(&self) -> Result<Rc<Snapshot>, ShimError> {
+        let last = self.snapshot.borrow().clone();
+        let now = Snapshot::take(&self.stores, last)?;
+        *self.snapshot.borrow_mut() = Some(Rc::clone(&now));
+        Ok(now)
+    }
+
+    /// Every trainable variable, frozen ones too, as the stores have them now.
+    pub(crate) fn trainable(&self) -> impl Iterator<Item = Tensor> {
+        self.stores.iter().flat_map(|store| store.trainable())
+    }
+
+    pub(crate) fn new_entry_number(&self) -> u64 {
+        self.next_entry.replace(self.next_entry.get() + 1)
+    }
+
+    pub(crate) fn insert(&self, entry: Entry<'m>) {
+        self.table.borrow_mut().insert(entry.node.entry, entry);
+    }
+
+    pub(crate) fn remove(&self, number: u64) -> Option<Entry<'m>> {
+        self.table.borrow_mut().remove(&number)
+    }
+
+    /// Drops the entries of nodes that died.
+    ///
+    /// Entries own closures, and a closure's captures run user code when they are dropped: never while the table
+    /// is borrowed.
+    pub(crate) fn sweep(&self) {
+        let dead: Vec<_> =
+            self.graveyard.sweep().into_iter().map(|number| self.remove(number)).collect();
+        drop(dead);
+    }
+
+    /// Drops all entries and frees what live nodes still keep.
+    pub(crate) fn clear(&self) {
+        let table = self.table.take();
+        for entry in table.values() {
+            drop(entry.node.take_saved());
+        }
+        drop(table);
+        self.saved.clear();
+        self.captured.take();
+        self.snapshot.take();
+    }
+
+    /// Notes that a body runs in `pass` until the guard is dropped.
+    pub(crate) fn enter(&self, pass: Pass) -> PassGuard<'_, 'm> {
+        self.passes.borrow_mut().push(pass);
+        PassGuard(self)
+    }
+
+    /// Whether the caller is the body of a block in its forward, whose graph is about to be dropped.
+    pub(crate) fn inside_forward(&self) -> bool {
+        self.passes.borrow().last() == Some(&Pass::Forward)
+    }
+
+    /// Keeps the first reason: what follows from it says less.
+    pub(crate) fn fail(&self, failure: Failure) {
+        self.failure.borrow_mut().get_or_insert(failure);
+    }
+
+    pub(crate) fn take_failure(&self) -> Option<Failure> {
+        self.failure.take()
+    }
+}
+
+pub(crate) struct PassGuard<'s, 'm>(&'s State<'m>);
+
+impl Drop for PassGuard<'_, '_> {
+    fn drop(&mut self) {
+        self.0.passes.borrow_mut().pop();
+    }
+}

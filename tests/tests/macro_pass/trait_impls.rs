@@ -1,0 +1,99 @@
+//! The attribute on trait impls: siblings in an inherent impl beside it.
+
+use replay_runtime::replay_block;
+use tch::nn::{Module, ModuleT};
+use tch::Tensor;
+
+use crate::{scalar, value};
+
+#[derive(Debug)]
+struct Net<L> {
+    layer: L,
+}
+
+#[derive(Debug)]
+struct Add(f64);
+
+impl Module for Add {
+    fn forward(&self, xs: &Tensor) -> Tensor {
+        xs + self.0
+    }
+}
+
+#[replay_block]
+impl<L> Module for Net<L>
+where
+    L: Module,
+{
+    fn forward(&self, xs: &Tensor) -> Tensor {
+        self.layer.forward(xs)
+    }
+}
+
+#[replay_block]
+impl Net<Add> {
+    #[replay_block]
+    fn other(&self, xs: &Tensor) -> Tensor {
+        xs * self.layer.0
+    }
+}
+
+#[derive(Debug)]
+struct Trained;
+
+#[replay_block]
+impl ModuleT for Trained {
+    #[replay_block(name = "again")]
+    fn forward_t(&self, xs: &Tensor, #[meta] train: bool) -> Tensor {
+        if train { xs + 10.0 } else { xs + 20.0 }
+    }
+}
+
+trait Dynamics<Noise> {
+    type Action;
+    const SHIFT: f64;
+    fn step(&self, state: &Tensor, noise: Noise) -> Tensor;
+    fn reset(&self, state: &Tensor) -> Tensor;
+    fn pure(state: &Tensor) -> Tensor;
+}
+
+struct World<'a>(&'a f64);
+
+#[replay_block]
+impl<'a> Dynamics<f64> for World<'a> {
+    type Action = ();
+    const SHIFT: f64 = 1.0;
+
+    #[replay_block]
+    fn step(&self, state: &Tensor, #[meta] noise: f64) -> Tensor {
+        state + noise + *self.0 + <Self as Dynamics<f64>>::SHIFT
+    }
+
+    fn reset(&self, state: &Tensor) -> Tensor {
+        state.shallow_clone()
+    }
+
+    #[replay_block]
+    fn pure(state: &Tensor) -> Tensor {
+        state + 100.0
+    }
+}
+
+#[test]
+fn each_runs_the_method_of_its_trait() {
+    let net = Net { layer: Add(1.0) };
+    let by = 5.0;
+    let world = World(&by);
+    let outputs = with_rollout!(|rollout| {
+        let x = scalar(2.0);
+        [
+            net.forward_replay(&rollout, &x).unwrap(),
+            net.other_replay(&rollout, &x).unwrap(),
+            Trained.again(&rollout, &x, true).unwrap(),
+            world.step_replay(&rollout, &x, 0.5).unwrap(),
+            World::pure_replay(&rollout, &x).unwrap(),
+            world.reset(&x),
+        ]
+    });
+    assert_eq!(outputs.map(|output| value(&output)), [3.0, 2.0, 12.0, 8.5, 102.0, 2.0]);
+}

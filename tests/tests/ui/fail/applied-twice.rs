@@ -1,0 +1,17 @@
+//! One block per method.
+#![allow(unused)]
+
+use replay_runtime::replay_block;
+use tch::Tensor;
+
+struct World;
+
+impl World {
+    #[replay_block]
+    #[replay_block]
+    fn step(&self, x: &Tensor) -> Tensor {
+        x + 1.0
+    }
+}
+
+fn main() {}

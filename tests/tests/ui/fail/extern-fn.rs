@@ -1,0 +1,16 @@
+//! Blocks are called from Rust.
+#![allow(unused)]
+
+use replay_runtime::replay_block;
+use tch::Tensor;
+
+struct World;
+
+impl World {
+    #[replay_block]
+    extern "C" fn step(&self, x: &Tensor) -> Tensor {
+        x + 1.0
+    }
+}
+
+fn main() {}

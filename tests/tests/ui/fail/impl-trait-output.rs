@@ -1,0 +1,16 @@
+//! The output type is named.
+#![allow(unused)]
+
+use replay_runtime::replay_block;
+use tch::Tensor;
+
+struct World;
+
+impl World {
+    #[replay_block]
+    fn step(&self, x: &Tensor) -> impl Into<Tensor> {
+        x + 1.0
+    }
+}
+
+fn main() {}

@@ -1,0 +1,16 @@
+//! The receiver is borrowed.
+#![allow(unused)]
+
+use replay_runtime::replay_block;
+use tch::Tensor;
+
+struct World;
+
+impl World {
+    #[replay_block]
+    fn step(#[meta] &self, x: &Tensor) -> Tensor {
+        x + 1.0
+    }
+}
+
+fn main() {}

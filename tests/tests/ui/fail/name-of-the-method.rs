@@ -1,0 +1,16 @@
+//! The sibling needs a name of its own.
+#![allow(unused)]
+
+use replay_runtime::replay_block;
+use tch::Tensor;
+
+struct World;
+
+impl World {
+    #[replay_block(name = "step")]
+    fn step(&self, x: &Tensor) -> Tensor {
+        x + 1.0
+    }
+}
+
+fn main() {}

@@ -1,0 +1,16 @@
+//! Something that is no option.
+#![allow(unused)]
+
+use replay_runtime::replay_block;
+use tch::Tensor;
+
+struct World;
+
+impl World {
+    #[replay_block("again")]
+    fn step(&self, x: &Tensor) -> Tensor {
+        x + 1.0
+    }
+}
+
+fn main() {}

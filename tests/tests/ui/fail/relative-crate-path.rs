@@ -1,0 +1,16 @@
+//! The path holds in every module.
+#![allow(unused)]
+
+use replay_runtime::replay_block;
+use tch::Tensor;
+
+struct World;
+
+impl World {
+    #[replay_block(crate = replay_runtime)]
+    fn step(&self, x: &Tensor) -> Tensor {
+        x + 1.0
+    }
+}
+
+fn main() {}
