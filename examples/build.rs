@@ -1,5 +1,5 @@
-//! Lets the examples find LibTorch when they run: link arguments of a library never reach the binaries that use it.
+//! Lets the examples find their native library when they run: link arguments of a library never reach the binaries that use it.
 fn main() {
-    if let Ok(lib) = std::env::var("DEP_REPLAY_RUNTIME_LIBTORCH_LIB") {
-    println!("cargo:rustc-link-arg=-Wl,-rpath,{lib}"); }
+    let lib = std::env::var("DEP_REPLAY_RUNTIME_LIBTORCH_LIB").expect("replay-runtime passes on where LibTorch is");
+    println!("cargo:rustc-link-arg=-Wl,-rpath,{lib}");
 }

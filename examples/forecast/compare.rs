@@ -53,7 +53,11 @@ pub(crate) fn compare(options: &Options, mut progress: impl FnMut(usize)) -> Res
     replay.finish()?;
     let [plain_seconds, replay_seconds] = seconds.map(median);
     let [plain, replay] = first;
-    Ok(Comparison { plain: Usage::new(plain, plain_seconds), replay: Usage::new(replay, replay_seconds), bitwise_equal: same_gradients(options)? })
+    Ok(Comparison {
+        plain: Usage::new(plain, plain_seconds),
+        replay: Usage::new(replay, replay_seconds),
+        bitwise_equal: same_gradients(options)?,
+    })
 }
 
 impl Usage {
@@ -92,7 +96,8 @@ impl Worker {
         let program = std::env::current_exe().context("cannot find this program to start it again")?;
         let mut command = Command::new(program);
         command.args(std::env::args_os().skip(1)).arg("--worker").arg(format!("{arm:?}").to_lowercase());
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().context("cannot start this program again")?;
+        let mut child =
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().context("cannot start this program again")?;
         let commands = child.stdin.take();
         let reports = BufReader::new(child.stdout.take().context("the worker has no output")?);
         Ok(Self { arm, child, commands, reports })

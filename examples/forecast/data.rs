@@ -33,7 +33,9 @@ impl Series {
     pub(crate) fn split(&self, year: Option<i64>) -> Result<usize> {
         let years = self.values.len() / YEAR;
         match (self.first_year, year) {
-            (None, Some(_)) => bail!("--test-from needs years, and this file has none: give a table of years by months"),
+            (None, Some(_)) => {
+                bail!("--test-from needs years, and this file has none: give a table of years by months")
+            }
             (None, None) => Ok((years - years / 5) * YEAR),
             (Some(first), wanted) => {
                 let wanted = wanted.unwrap_or(1999);
@@ -50,7 +52,8 @@ impl Series {
 
 /// Reads a file; `column` picks one column of a file with a header and one value a row.
 pub(crate) fn read(path: &Path, column: Option<&str>) -> Result<Series> {
-    let file = File::open(path).with_context(|| format!("cannot open {}: name an existing file with --csv", path.display()))?;
+    let file = File::open(path)
+        .with_context(|| format!("cannot open {}: name an existing file with --csv", path.display()))?;
     parse(file, column).with_context(|| format!("cannot read {}", path.display()))
 }
 
@@ -72,7 +75,11 @@ pub(crate) fn parse(text: impl Read, column: Option<&str>) -> Result<Series> {
         parse_column(&rows, column)?
     };
     let years = series.values.len() / YEAR;
-    ensure!(years >= 10, "{} months are too few: ten years (120 values) are the least to learn from", series.values.len());
+    ensure!(
+        years >= 10,
+        "{} months are too few: ten years (120 values) are the least to learn from",
+        series.values.len()
+    );
     Ok(series)
 }
 
@@ -86,7 +93,9 @@ impl Row {
     fn number(&self, index: usize, name: &str) -> Result<f64> {
         let line = self.line;
         let Some(cell) = self.cells.get(index).filter(|cell| !cell.is_empty()) else {
-            bail!("line {line}, column {name}: no value; the series must have no gaps, so fill it in or cut the file there");
+            bail!(
+                "line {line}, column {name}: no value; the series must have no gaps, so fill it in or cut the file there"
+            );
         };
         match cell.parse::<f64>() {
             Ok(value) if value.is_finite() => Ok(value),
@@ -103,9 +112,15 @@ fn parse_table(rows: &[Row]) -> Result<Series> {
     for (index, row) in rows[1..].iter().enumerate() {
         let line = row.line;
         let year = row.cells[0].parse::<i64>();
-        let Ok(year) = year else { bail!("line {line}, column {}: {:?} is not a year; write it as 1950", names[0], row.cells[0]) };
+        let Ok(year) = year else {
+            bail!("line {line}, column {}: {:?} is not a year; write it as 1950", names[0], row.cells[0])
+        };
         let expected = *first_year.get_or_insert(year) + i64::try_from(index)?;
-        ensure!(year == expected, "line {line}, column {}: found year {year}, expected {expected}; every year needs its row, in order", names[0]);
+        ensure!(
+            year == expected,
+            "line {line}, column {}: found year {year}, expected {expected}; every year needs its row, in order",
+            names[0]
+        );
         let last_row = index + 2 == rows.len();
         let filled = row.cells.iter().rposition(|cell| !cell.is_empty()).unwrap_or(0);
         let end = if last_row { filled } else { YEAR };
@@ -129,8 +144,13 @@ fn parse_column(rows: &[Row], column: Option<&str>) -> Result<Series> {
             found
         }
         None if head.cells.len() == 1 => 0,
-        None if header => bail!("line 1: {} columns; choose one with --column, of {}", head.cells.len(), head.cells.join(", ")),
-        None => bail!("line 1: {} columns without a header; expected one value a row, or a header of YEAR and 12 months", head.cells.len()),
+        None if header => {
+            bail!("line 1: {} columns; choose one with --column, of {}", head.cells.len(), head.cells.join(", "))
+        }
+        None => bail!(
+            "line 1: {} columns without a header; expected one value a row, or a header of YEAR and 12 months",
+            head.cells.len()
+        ),
     };
     let name = if header { head.cells[index].clone() } else { (index + 1).to_string() };
     let values = rows[usize::from(header)..].iter().map(|row| row.number(index, &name)).collect::<Result<_>>()?;
@@ -143,9 +163,13 @@ mod tests {
 
     const HEAD: &str = "\"YEAR\",JAN,FEB,MAR,APR,MAY,JUN,JUL,AUG,SEP,OCT,NOV,DEC\n";
 
+    fn lines(rows: impl Iterator<Item = String>) -> String {
+        rows.map(|row| row + "\n").collect()
+    }
+
     fn table(years: usize) -> String {
-        let row = |year: usize| format!("{},{}\n", 1950 + year, vec!["20.5"; 12].join(","));
-        HEAD.to_owned() + &(0..years).map(row).collect::<String>()
+        let row = |year: usize| format!("{},{}", 1950 + year, ["20.5"; 12].join(","));
+        HEAD.to_owned() + &lines((0..years).map(row))
     }
 
     fn message(text: &str, column: Option<&str>) -> String {
@@ -181,9 +205,9 @@ mod tests {
 
     #[test]
     fn one_value_a_row_with_and_without_a_header() {
-        let plain: String = (0..120).map(|value| format!("{value}\n")).collect();
+        let plain = lines((0..120).map(|value: i32| value.to_string()));
         assert_eq!(parse(plain.as_bytes(), None).unwrap().values[119].to_bits(), 119f64.to_bits());
-        let named = format!("when,sst\n{}", (0..120).map(|value| format!("x{value},{value}\n")).collect::<String>());
+        let named = "when,sst\n".to_owned() + &lines((0..120).map(|value| format!("x{value},{value}")));
         let series = parse(named.as_bytes(), Some("SST")).unwrap();
         assert_eq!((series.values.len(), series.first_year), (120, None));
         assert_eq!(series.split(None).unwrap(), 96);

@@ -46,7 +46,7 @@ pub(crate) fn forecasts(setup: &Setup, options: &Options) -> Result<Vec<Forecast
     let split = *split;
     let history = options.warm_up;
     let months = history + LEADS - 1;
-    ensure!(split >= history, "{split} months before the held-out years are too few: a forecast reads {}", history);
+    ensure!(split >= history, "{split} months before the held-out years are too few: a forecast reads {history}");
     let mut all = Vec::new();
     for month in 0..YEAR {
         let first: Vec<usize> = starts(split, series.values.len()).filter(|start| start % YEAR == month).collect();
@@ -56,7 +56,8 @@ pub(crate) fn forecasts(setup: &Setup, options: &Options) -> Result<Vec<Forecast
         let windows: Vec<usize> = first.iter().map(|start| start - history).collect();
         let batch = Batch::new(anomalies, &windows, months, options);
         let blank = model.blank_state((windows.len() * options.ensemble) as i64);
-        let steps = no_grad(|| unroll(&batch, blank, history, |state, input, month| Ok(model.step(state, input, month))))?;
+        let steps =
+            no_grad(|| unroll(&batch, blank, history, |state, input, month| Ok(model.step(state, input, month))))?;
         let means = steps[history - 1..].iter().map(|rows| {
             let mean = rows.reshape([-1, batch.members]).mean_dim(1, false, tch::Kind::Double);
             Vec::<f64>::try_from(mean)
@@ -75,7 +76,8 @@ pub(crate) fn forecasts(setup: &Setup, options: &Options) -> Result<Vec<Forecast
 pub(crate) fn errors(values: &[f64], forecasts: &[Forecast], climate: &Climate) -> Errors {
     let over = |predict: &dyn Fn(&Forecast, usize) -> f64| {
         let squares = forecasts.iter().flat_map(|forecast| (0..LEADS).map(move |lead| (forecast, lead)));
-        let squares: Vec<f64> = squares.map(|(forecast, lead)| (predict(forecast, lead) - values[forecast.start + lead]).powi(2)).collect();
+        let squares: Vec<f64> =
+            squares.map(|(forecast, lead)| (predict(forecast, lead) - values[forecast.start + lead]).powi(2)).collect();
         (squares.iter().sum::<f64>() / squares.len() as f64).sqrt()
     };
     Errors {
@@ -115,7 +117,8 @@ mod tests {
         // The first start looks back at a year that was one colder, the second at one as warm.
         assert!((errors.seasonal_naive - 0.5f64.sqrt()).abs() < 1e-9);
         // Last values 11 and 12, truths 1 to 6.
-        let squares: f64 = (1..=6u8).map(|truth| (11.0 - f64::from(truth)).powi(2) + (12.0 - f64::from(truth)).powi(2)).sum();
+        let squares: f64 =
+            (1..=6u8).map(|truth| (11.0 - f64::from(truth)).powi(2) + (12.0 - f64::from(truth)).powi(2)).sum();
         assert!((errors.persistence - (squares / 12.0).sqrt()).abs() < 1e-9);
     }
 }

@@ -3,7 +3,12 @@
 //! `cargo run --example forecast -- --help` lists the options.
 
 // Months, members and rows are few: every count fits every number type used here.
-#![allow(clippy::cast_precision_loss, clippy::cast_possible_wrap, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+#![allow(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_wrap,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss
+)]
 
 mod climate;
 mod compare;
@@ -15,7 +20,6 @@ mod plot;
 mod process;
 mod report;
 mod setup;
-mod stub;
 mod train;
 mod worker;
 
@@ -34,7 +38,8 @@ fn main() -> Result<()> {
         return worker::serve(arm, &options);
     }
     tch::set_num_threads(options.threads);
-    std::fs::create_dir_all(&options.out).with_context(|| format!("cannot make the folder {}", options.out.display()))?;
+    std::fs::create_dir_all(&options.out)
+        .with_context(|| format!("cannot make the folder {}", options.out.display()))?;
     let setup = Setup::new(&options)?;
     println!(
         "{} months to learn from, {} held out; {} months a rollout, {} windows of {} members, width {}",

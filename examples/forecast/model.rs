@@ -2,6 +2,7 @@
 
 use std::f64::consts::TAU;
 
+use replay_runtime::replay_block;
 use tch::{Kind, Tensor, nn};
 
 /// Harmonics of the year that the model sees as sine and cosine.
@@ -45,7 +46,8 @@ impl Forecaster {
     }
 
     /// One month: from the state and the anomaly of `month` to the next state and the forecast of the month after.
-    pub(crate) fn step(&self, state: &Tensor, input: &Tensor, month: i64) -> (Tensor, Tensor) {
+    #[replay_block]
+    pub(crate) fn step(&self, state: &Tensor, input: &Tensor, #[meta] month: i64) -> (Tensor, Tensor) {
         let rows = state.size()[0];
         let options = (Kind::Float, state.device());
         let season = season(month).to_device(state.device()).expand([rows, 2 * HARMONICS], false);
@@ -66,6 +68,7 @@ impl Forecaster {
 /// Sine and cosine of the time of year, one row.
 fn season(month: i64) -> Tensor {
     let angle = |harmonic: i64| TAU * (harmonic * month) as f64 / 12.0;
-    let waves: Vec<f32> = (1..=HARMONICS).flat_map(|harmonic| [angle(harmonic).sin() as f32, angle(harmonic).cos() as f32]).collect();
+    let waves: Vec<f32> =
+        (1..=HARMONICS).flat_map(|harmonic| [angle(harmonic).sin() as f32, angle(harmonic).cos() as f32]).collect();
     Tensor::from_slice(&waves).reshape([1, 2 * HARMONICS])
 }

@@ -86,9 +86,15 @@ impl Options {
         ensure!(self.warm_up >= 1 && self.warm_up < self.months, "--warm-up must be from 1 to --months less one");
         ensure!(self.months > LEADS, "--months must be above {LEADS}, the months ahead that are judged");
         ensure!(self.steps >= 1, "--steps must be at least 1");
-        ensure!(self.windows >= 1 && self.ensemble >= 1 && self.width >= 1, "--windows, --ensemble and --width must be at least 1");
+        ensure!(
+            self.windows >= 1 && self.ensemble >= 1 && self.width >= 1,
+            "--windows, --ensemble and --width must be at least 1"
+        );
         ensure!(self.threads >= 1, "--threads must be at least 1");
-        ensure!(self.lr > 0.0 && self.shrinkage >= 0.0 && self.weight_decay >= 0.0, "--lr must be above zero, and neither --shrinkage nor --weight-decay below it");
+        ensure!(
+            self.lr > 0.0 && self.shrinkage >= 0.0 && self.weight_decay >= 0.0,
+            "--lr must be above zero, and neither --shrinkage nor --weight-decay below it"
+        );
         Ok(())
     }
 

@@ -13,6 +13,9 @@ use crate::setup::Setup;
 
 type Area<'a> = DrawingArea<BitMapBackend<'a>, Shift>;
 
+/// Pieces of one line, each drawn without lifting the pen.
+type Pieces = Vec<Vec<(f64, f64)>>;
+
 const FONT: &str = "example";
 const TRUTH: RGBColor = RGBColor(40, 40, 40);
 const SEASON: RGBColor = RGBColor(150, 150, 150);
@@ -22,7 +25,8 @@ const REPLAY: RGBColor = RGBColor(31, 119, 180);
 
 /// Makes the font known: it comes with a crate, since a bare machine may have none.
 fn prepare() -> Result<()> {
-    register_font(FONT, FontStyle::Normal, epaint_default_fonts::UBUNTU_LIGHT).map_err(|_| anyhow!("the font that comes with the example cannot be read"))
+    register_font(FONT, FontStyle::Normal, epaint_default_fonts::UBUNTU_LIGHT)
+        .map_err(|_| anyhow!("the font that comes with the example cannot be read"))
 }
 
 /// Draws every sixth forecast of the held-out years, so that they follow each other without overlap.
@@ -35,8 +39,10 @@ pub(crate) fn forecasts(path: &Path, setup: &Setup, forecasts: &[Forecast], labe
     let (split, climate) = (setup.split, &setup.climate);
     let time = |index: usize| setup.series.year_at(index);
     let shown: Vec<&Forecast> = forecasts.iter().step_by(LEADS).collect();
-    let line = |from: &dyn Fn(usize) -> f64| -> Vec<(f64, f64)> { (split..values.len()).map(|index| (time(index), from(index))).collect() };
-    let segments = |shift: &dyn Fn(usize) -> f64| -> Vec<Vec<(f64, f64)>> {
+    let line = |from: &dyn Fn(usize) -> f64| -> Vec<(f64, f64)> {
+        (split..values.len()).map(|index| (time(index), from(index))).collect()
+    };
+    let segments = |shift: &dyn Fn(usize) -> f64| -> Pieces {
         let one = |forecast: &&Forecast| {
             // Each starts at the last value that was known.
             let known = (forecast.start - 1, values[forecast.start - 1]);
@@ -93,7 +99,7 @@ pub(crate) fn memory(path: &Path, comparison: &Comparison) -> Result<()> {
 struct Panel<'a> {
     title: String,
     label: String,
-    lines: Vec<(&'a str, RGBColor, Vec<Vec<(f64, f64)>>)>,
+    lines: Vec<(&'a str, RGBColor, Pieces)>,
 }
 
 impl Panel<'_> {
@@ -101,7 +107,9 @@ impl Panel<'_> {
     fn draw(&self, area: &Area<'_>, time_label: &str) -> Result<()> {
         let points = || self.lines.iter().flat_map(|(_, _, pieces)| pieces.iter().flatten());
         let over = |pick: fn(&(f64, f64)) -> f64| {
-            points().map(pick).fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| (low.min(value), high.max(value)))
+            points()
+                .map(pick)
+                .fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| (low.min(value), high.max(value)))
         };
         let (left, right) = over(|point| point.0);
         let (low, high) = over(|point| point.1);
@@ -120,7 +128,9 @@ impl Panel<'_> {
             .axis_desc_style((FONT, 22))
             .label_style((FONT, 20))
             .x_labels(14)
-            .x_label_formatter(&|value| if (value - value.round()).abs() < 1e-9 { format!("{value:.0}") } else { format!("{value:.1}") })
+            .x_label_formatter(&|value| {
+                if (value - value.round()).abs() < 1e-9 { format!("{value:.0}") } else { format!("{value:.1}") }
+            })
             .y_label_formatter(&|value| if room > 20.0 { format!("{value:.0}") } else { format!("{value:.1}") })
             .light_line_style(WHITE)
             .draw()?;

@@ -26,7 +26,8 @@ pub(crate) fn cpu_seconds() -> f64 {
 
 /// A memory figure of `/proc/self/status` in MB: `VmRSS` is resident now, `VmHWM` its highest so far.
 pub(crate) fn memory_mb(field: &str) -> Result<f64> {
-    let status = std::fs::read_to_string("/proc/self/status").context("no /proc/self/status: memory is measured on Linux only")?;
+    let status = std::fs::read_to_string("/proc/self/status")
+        .context("no /proc/self/status: memory is measured on Linux only")?;
     field_mb(&status, field).with_context(|| format!("/proc/self/status has no {field}"))
 }
 

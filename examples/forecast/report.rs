@@ -36,7 +36,9 @@ impl Progress {
                 bar.set_position(done as u64);
                 bar.set_message(message);
             }
-            None if done > 0 && tenth(done) > tenth(done - 1) => eprintln!("{} {done}/{} {message}", self.title, self.total),
+            None if done > 0 && tenth(done) > tenth(done - 1) => {
+                eprintln!("{} {done}/{} {message}", self.title, self.total)
+            }
             None => {}
         }
     }

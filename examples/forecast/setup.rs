@@ -33,7 +33,7 @@ impl Setup {
     /// Reads the series and makes a fresh model; the same for the same options.
     pub(crate) fn new(options: &Options) -> Result<Self> {
         if options.device == Place::Cuda {
-            load_cuda()?;
+            replay_runtime::cuda::load()?;
         }
         let series = match &options.csv {
             Some(path) => data::read(path, options.column.as_deref())?,
@@ -53,12 +53,9 @@ impl Setup {
         match (&options.csv, &options.column) {
             (None, _) => "Sea-surface temperature (°C)".to_owned(),
             (Some(_), Some(column)) => column.clone(),
-            (Some(path), None) => path.file_stem().map_or_else(|| "Value".to_owned(), |stem| stem.to_string_lossy().into_owned()),
+            (Some(path), None) => {
+                path.file_stem().map_or_else(|| "Value".to_owned(), |stem| stem.to_string_lossy().into_owned())
+            }
         }
     }
-}
-
-/// Brings CUDA into the process: LibTorch loads it only on demand.
-fn load_cuda() -> Result<()> {
-    anyhow::bail!("soon")
 }

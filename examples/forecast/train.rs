@@ -1,7 +1,7 @@
 //! The rollout, its loss, and the training loop, the same for plain and replayed steps.
 
 use anyhow::{Result, ensure};
-use crate::stub::{Rollout, RolloutReport};
+use replay_runtime::{Rollout, RolloutReport};
 use tch::nn::OptimizerConfig;
 use tch::{Device, Kind, Tensor, nn};
 
@@ -47,11 +47,17 @@ impl Batch {
     /// Draws the windows of one training step from the training years.
     pub(crate) fn draw(anomalies: &[f32], options: &Options) -> Result<Self> {
         let last = anomalies.len().checked_sub(options.months + 1 + YEAR);
-        ensure!(last.is_some(), "{} training months are too few for rollouts of {}: lower --months", anomalies.len(), options.months);
+        ensure!(
+            last.is_some(),
+            "{} training months are too few for rollouts of {}: lower --months",
+            anomalies.len(),
+            options.months
+        );
         let month = Tensor::randint(YEAR as i64, [1], (Kind::Int64, Device::Cpu)).int64_value(&[0]) as usize;
         let candidates: Vec<usize> = (month..anomalies.len() - options.months).step_by(YEAR).collect();
         let order = Vec::<i64>::try_from(Tensor::randperm(candidates.len() as i64, (Kind::Int64, Device::Cpu)))?;
-        let starts: Vec<usize> = order.iter().cycle().take(options.windows).map(|&index| candidates[index as usize]).collect();
+        let starts: Vec<usize> =
+            order.iter().cycle().take(options.windows).map(|&index| candidates[index as usize]).collect();
         Ok(Self::new(anomalies, &starts, options.months, options))
     }
 }
@@ -98,14 +104,17 @@ pub(crate) fn pass(arm: Arm, setup: &Setup, batch: &Batch, options: &Options) ->
     let blank = model.blank_state(i64::try_from(options.rows())?);
     match arm {
         Arm::Plain => {
-            let forecasts = unroll(batch, blank, options.warm_up, |state, input, month| Ok(model.step(state, input, month)))?;
+            let forecasts =
+                unroll(batch, blank, options.warm_up, |state, input, month| Ok(model.step(state, input, month)))?;
             let loss = score(&forecasts, batch, options.shrinkage);
             loss.backward();
             Ok((loss.double_value(&[]), None))
         }
         Arm::Replay => {
             let rollout = Rollout::new(&setup.store);
-            let forecasts = unroll(batch, blank, options.warm_up, |state, input, month| Ok(model.step_replay(&rollout, state, input, month)?))?;
+            let forecasts = unroll(batch, blank, options.warm_up, |state, input, month| {
+                Ok(model.step_replay(&rollout, state, input, month)?)
+            })?;
             let loss = score(&forecasts, batch, options.shrinkage);
             let report = rollout.backward(&loss)?;
             Ok((loss.double_value(&[]), Some(report)))

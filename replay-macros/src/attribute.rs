@@ -9,7 +9,7 @@ use crate::args::{self, Scope};
 use crate::diagnostics::Diagnostics;
 use crate::signature::Method;
 use crate::validate::{self, Place};
-use crate::{expand, impl_block};
+use crate::{expand, fallback, impl_block};
 
 /// The item without its marks, then what the attribute adds to it, then the errors.
 pub(crate) fn replay_block(options: TokenStream, item: TokenStream) -> TokenStream {
@@ -85,7 +85,10 @@ fn function(options: TokenStream, item: TokenStream, diagnostics: &mut Diagnosti
     for second in method.marks() {
         diagnostics.error(second, "`#[replay_block]` is given twice; keep one of them");
     }
-    let block = validate::block(&method, args, &Place::Lone, diagnostics);
-    let sibling = block.filter(|_| diagnostics.len() == 0).map(|block| expand::sibling(&block));
+    let block = validate::block(&method, &args, &Place::Lone, diagnostics).filter(|_| diagnostics.len() == 0);
+    let sibling = match block {
+        Some(block) => Some(expand::sibling(&block)),
+        None => fallback::sibling(&method, &args, &method.vis),
+    };
     quote!(#method #sibling)
 }

@@ -26,19 +26,23 @@ pub(crate) fn of(block: &Block) -> TokenStream {
         format!("Inputs: {}.", names(block.inputs())),
     ];
     if block.metas().next().is_some() {
-        lines.push(format!("Data, kept as a copy: {}.", names(block.metas())));
+        paragraph(&mut lines, format!("Data, kept as a copy: {}.", names(block.metas())));
     }
     if let Some(context) = &block.context {
-        lines.push(format!("Forward and replay run inside the context that `{}` makes.", text(context)));
+        paragraph(&mut lines, format!("Forward and replay run inside the context that `{}` makes.", text(context)));
     }
     if block.nested() {
-        lines.push("The block runs other blocks, so it is always replayed in full.".to_owned());
+        paragraph(&mut lines, "The block runs other blocks, so it is always replayed in full.".to_owned());
     }
     lines.extend(
         ["", "# Errors", "", "Where the block cannot be recorded, or returns an error itself."].map(str::to_owned),
     );
-    let lines = lines.iter().map(|line| format!(" {line}"));
+    let lines = lines.iter().map(|line| if line.is_empty() { String::new() } else { format!(" {line}") });
     quote!(#(#[doc = #lines])*)
+}
+
+fn paragraph(lines: &mut Vec<String>, text: String) {
+    lines.extend([String::new(), text]);
 }
 
 fn names<'a>(parameters: impl Iterator<Item = &'a Parameter>) -> String {

@@ -19,7 +19,7 @@ use crate::model::{Block, Owner, Parameter, Role, Value};
 pub(crate) fn sibling(block: &Block) -> TokenStream {
     let Block { sibling, vis, cfgs, krate, lifetime, rollout, .. } = block;
     let docs = docs::of(block);
-    let allow = allow(block);
+    let allow = allow();
     let (generics, _, where_clause) = block.generics.split_for_impl();
     let receiver = block.receiver.as_ref().map(|receiver| {
         let token = receiver.self_token;
@@ -63,12 +63,12 @@ fn output(block: &Block) -> TokenStream {
 }
 
 /// Lints that would say about the sibling what they already said about the method, or what the user cannot change.
-fn allow(block: &Block) -> TokenStream {
-    let twin = matches!(block.owner, Owner::Trait(..)).then(|| quote!(unreachable_pub, private_interfaces,));
+fn allow() -> TokenStream {
     quote! {
         #[allow(
             deprecated,
-            #twin
+            unreachable_pub,
+            unused_qualifications,
             clippy::many_single_char_names,
             clippy::needless_lifetimes,
             clippy::needless_pass_by_value,

@@ -3,13 +3,15 @@
 use proc_macro2::{Delimiter, Group, TokenStream, TokenTree};
 use quote::{ToTokens, TokenStreamExt, quote};
 use syn::parse::{ParseStream, Parser};
-use syn::{Attribute, GenericParam, Ident, ImplItem, ItemImpl, Path};
+use syn::visit_mut::VisitMut;
+use syn::{Attribute, GenericParam, Ident, ImplItem, ItemImpl, Path, TypePath, parse_quote};
 
 use crate::args::{self, BlockArgs, Scope};
 use crate::diagnostics::Diagnostics;
+use crate::model::{Block, Value};
 use crate::signature::{Method, is_block_mark, mark_options};
 use crate::validate::{self, Place};
-use crate::{expand, types};
+use crate::{expand, fallback, types};
 
 /// An impl block whose method bodies are raw tokens.
 struct ImplBlock {
@@ -52,8 +54,10 @@ pub(crate) fn expand(options: TokenStream, item: TokenStream, diagnostics: &mut 
     };
     let args = args::parse(options, Scope::Impl, diagnostics);
     check_header(&block.header, diagnostics);
+    // Without a type to hold them, not even what stands in for a sibling compiles.
+    let homeless = diagnostics.len() > 0;
     let siblings = siblings(&block, args.krate.as_ref(), diagnostics);
-    let siblings = if diagnostics.len() == 0 { siblings } else { Vec::new() };
+    let siblings = if homeless { Vec::new() } else { siblings };
     if block.header.trait_.is_some() {
         let original = emit(&block, &[]);
         let twin = twin(&block.header, &siblings);
@@ -171,11 +175,61 @@ fn siblings(block: &ImplBlock, krate: Option<&Path>, diagnostics: &mut Diagnosti
     for (index, method) in methods {
         if implied || method.marks().next().is_some() {
             let args = method_args(method, krate, diagnostics);
-            let block = validate::block(method, args, &place, diagnostics);
-            siblings.extend(block.map(|block| (index, expand::sibling(&block))));
+            let sibling = match validate::block(method, &args, &place, diagnostics) {
+                Some(mut found) => {
+                    qualify_types(&mut found, block);
+                    Some(expand::sibling(&found))
+                }
+                None => fallback::sibling(method, &args, &validate::visibility(method, &place)),
+            };
+            siblings.extend(sibling.map(|sibling| (index, sibling)));
         }
     }
     siblings
+}
+
+/// ```text
+/// Input:   impl Dynamics for World { type Noise = f64;  fn step(.., #[meta] noise: Self::Noise) .. }
+/// Output:  noise: <Self as Dynamics>::Noise
+/// ```
+///
+/// Outside the trait impl, `Self::Noise` would be ambiguous.
+fn qualify_types(found: &mut Block, block: &ImplBlock) {
+    let Some((_, path, _)) = &block.header.trait_ else { return };
+    let names = block.items.iter().filter_map(|item| match item {
+        Item::Other(item) => match &**item {
+            ImplItem::Type(item) => Some(item.ident.clone()),
+            _ => None,
+        },
+        Item::Method(_) => None,
+    });
+    let mut qualify = Qualify { path, names: names.collect() };
+    for parameter in &mut found.parameters {
+        qualify.visit_type_mut(&mut parameter.ty);
+    }
+    qualify.visit_type_mut(&mut found.output.declared);
+    if let Value::Shown(ty) = &mut found.output.value {
+        qualify.visit_type_mut(ty);
+    }
+}
+
+struct Qualify<'a> {
+    path: &'a Path,
+    names: Vec<Ident>,
+}
+
+impl VisitMut for Qualify<'_> {
+    fn visit_type_path_mut(&mut self, ty: &mut TypePath) {
+        syn::visit_mut::visit_type_path_mut(self, ty);
+        let segments: Vec<_> = ty.path.segments.iter().map(|segment| &segment.ident).collect();
+        if let ([first, name], None) = (&segments[..], &ty.qself)
+            && *first == "Self"
+            && self.names.contains(name)
+        {
+            let (path, last) = (self.path, &ty.path.segments[1]);
+            *ty = parse_quote!(<Self as #path>::#last);
+        }
+    }
 }
 
 fn place(header: &ItemImpl) -> Place {
@@ -233,5 +287,16 @@ fn twin(header: &ItemImpl, siblings: &[(usize, TokenStream)]) -> Option<TokenStr
     let self_ty = &header.self_ty;
     let siblings = siblings.iter().map(|(_, sibling)| sibling);
     let any = siblings.len() > 0;
-    any.then(|| quote!(impl #generics #self_ty #where_clause { #(#siblings)* }))
+    any.then(|| {
+        quote! {
+            #[allow(
+                private_bounds,
+                private_interfaces,
+                reason = "a method of a trait is as visible as the trait, its sibling has to be public"
+            )]
+            impl #generics #self_ty #where_clause {
+                #(#siblings)*
+            }
+        }
+    })
 }

@@ -3,6 +3,7 @@
 
 use proc_macro2::{Span, TokenStream};
 use quote::ToTokens;
+use syn::ext::IdentExt;
 use syn::{Attribute, Generics, Ident, Lifetime, Path, Token, Type, Visibility};
 
 /// One method to be given a sibling.
@@ -45,9 +46,10 @@ impl Block {
 
     /// The name in messages and in the registry.
     pub(crate) fn name(&self) -> String {
+        let method = self.method.unraw();
         match &self.owner {
-            Owner::Inherent(Some(owner)) | Owner::Trait(Some(owner), _) => format!("{owner}::{}", self.method),
-            _ => self.method.to_string(),
+            Owner::Inherent(Some(owner)) | Owner::Trait(Some(owner), _) => format!("{}::{method}", owner.unraw()),
+            _ => method.to_string(),
         }
     }
 }

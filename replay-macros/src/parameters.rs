@@ -30,7 +30,9 @@ fn parameter(typed: &PatType, diagnostics: &mut Diagnostics) -> Option<Parameter
     let before = diagnostics.len();
     check_attrs(&typed.attrs, diagnostics);
     let ident = name(&typed.pat, diagnostics);
-    let role = role(typed, diagnostics);
+    // `cfg_attr` may hide the mark that the type needs.
+    let known = typed.attrs.iter().all(|attr| !attr.path().is_ident("cfg_attr"));
+    let role = if known { role(typed, diagnostics) } else { None };
     let passed = diagnostics.len() == before;
     // The lint on needless parentheses has spoken about the method; it would again about the sibling.
     let mut ty = &*typed.ty;

@@ -22,7 +22,7 @@ pub(crate) enum Place {
 }
 
 /// Checks every rule; `None` when one failed.
-pub(crate) fn block(method: &Method, args: BlockArgs, place: &Place, diagnostics: &mut Diagnostics) -> Option<Block> {
+pub(crate) fn block(method: &Method, args: &BlockArgs, place: &Place, diagnostics: &mut Diagnostics) -> Option<Block> {
     let before = diagnostics.len();
     let sig = &method.sig;
     let braces = check_body(method, diagnostics);
@@ -32,7 +32,7 @@ pub(crate) fn block(method: &Method, args: BlockArgs, place: &Place, diagnostics
     check_any_input(sig, &parameters, diagnostics);
     let lifetimes = lifetimes::check(sig, &parameters, diagnostics);
     let output = output::check(&sig.output, &sig.ident, diagnostics);
-    let sibling = sibling_name(sig, &args, diagnostics);
+    let sibling = sibling_name(sig, args, diagnostics);
     if diagnostics.len() > before {
         return None;
     }
@@ -51,9 +51,9 @@ pub(crate) fn block(method: &Method, args: BlockArgs, place: &Place, diagnostics
         rollout: rollout_name(&parameters),
         parameters,
         output: output?,
-        context: args.context,
+        context: args.context.clone(),
         owner: owner(method, place),
-        krate: CratePath(args.krate),
+        krate: CratePath(args.krate.clone()),
     })
 }
 
@@ -109,7 +109,7 @@ fn check_any_input(sig: &Signature, parameters: &[crate::model::Parameter], diag
 
 fn sibling_name(sig: &Signature, args: &BlockArgs, diagnostics: &mut Diagnostics) -> Option<Ident> {
     let Some(name) = &args.name else {
-        return Some(Ident::new(&format!("{}_replay", unraw(&sig.ident)), sig.ident.span()));
+        return Some(default_name(&sig.ident));
     };
     if name.value() == unraw(&sig.ident) {
         diagnostics.error(name, "option `name` is the method's own name; choose another for the replaying method");
@@ -120,6 +120,11 @@ fn sibling_name(sig: &Signature, args: &BlockArgs, diagnostics: &mut Diagnostics
         return None;
     };
     Some(ident)
+}
+
+/// `step_replay` of `step`.
+pub(crate) fn default_name(method: &Ident) -> Ident {
+    Ident::new(&format!("{}_replay", unraw(method)), method.span())
 }
 
 /// `type` of `r#type`.
@@ -137,7 +142,7 @@ fn rollout_name(parameters: &[crate::model::Parameter]) -> Ident {
     name
 }
 
-fn visibility(method: &Method, place: &Place) -> syn::Visibility {
+pub(crate) fn visibility(method: &Method, place: &Place) -> syn::Visibility {
     match place {
         Place::Trait(..) => syn::Visibility::Public(syn::token::Pub::default()),
         _ => method.vis.clone(),

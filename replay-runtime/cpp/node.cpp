@@ -184,6 +184,7 @@ struct Closing {
 } // namespace replay
 
 using replay::guarded;
+using replay::kAnyAge;
 
 const char* replay_last_error(int full) {
   const auto& error = replay::last_error();
@@ -286,7 +287,7 @@ int replay_leaves(
         visit(context, reinterpret_cast<uintptr_t>(leaf->variable.unsafeGetTensorImpl()), &leaf->variable);
         continue;
       }
-      if (since != 0 && (node->sequence_nr() < since || node->thread_id() != thread))
+      if (since != kAnyAge && (node->sequence_nr() < since || node->thread_id() != thread))
         throw replay::Refused(replay::kCaptured, node->name());
       for (const auto& edge : node->next_edges()) push(edge.function.get());
     }

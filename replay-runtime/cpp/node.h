@@ -19,6 +19,9 @@ namespace replay {
 
 struct Scope;
 
+// For `replay_leaves`: nodes of any age and thread.
+constexpr uint64_t kAnyAge = UINT64_MAX;
+
 // Implemented in Rust (src/ffi/node.rs). None of them unwinds.
 struct NodeCallbacks {
   // Replays the block. `grads` (borrowed, null where undefined) are those of the recorded outputs; a non-null
@@ -76,8 +79,8 @@ int replay_differentiate(
 // The number that the next node made on this thread will get.
 uint64_t replay_sequence();
 
-// Calls `visit(context, impl, variable)` for each leaf that the graphs of `roots` accumulate into. With
-// `since` other than 0, a node that is older or of another thread ends the walk with `kCaptured` and its name.
+// Calls `visit(context, impl, variable)` for each leaf that the graphs of `roots` accumulate into. Unless `since`
+// is `kAnyAge`, a node with a lower number or of another thread ends the walk with `kCaptured` and its name.
 int replay_leaves(
     const at::Tensor* const* roots,
     size_t n,

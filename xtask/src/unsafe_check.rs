@@ -14,7 +14,7 @@ use syn::visit::{self, Visit};
 /// Where `unsafe` may stand.
 const ALLOWED: &str = "replay-runtime/src/ffi";
 /// Programs that the compiler is to refuse; some are no valid Rust either.
-const UI_CASES: &str = "tests/ui";
+const UI_CASES: &str = "tests/tests/ui";
 /// Macros whose argument is data, not code of the file: what they make is checked where it is compiled.
 const QUOTING: [&str; 5] = ["quote", "quote_spanned", "parse_quote", "parse_quote_spanned", "stringify"];
 
@@ -235,7 +235,7 @@ mod tests {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, "").unwrap();
         };
-        for path in ["replay-runtime/src/ffi/node.rs", "tests/ui/fail/a.rs", ".git/a.rs", "target/debug/a.rs"] {
+        for path in ["replay-runtime/src/ffi/node.rs", "tests/tests/ui/fail/a.rs", ".git/a.rs", "target/debug/a.rs"] {
             place(path);
         }
         place("target/CACHEDIR.TAG");

@@ -150,11 +150,14 @@ pub(crate) fn backward(rollout: u64, replayer: &dyn Replayer, loss: &Tensor) -> 
     check(unsafe { sys::replay_backward(rollout, handle.cast(), loss.as_ptr()) })
 }
 
+/// `kAnyAge` in `cpp/node.h`.
+const ANY_AGE: u64 = u64::MAX;
+
 /// The leaves that the graphs of `roots` accumulate into, by identity, each once.
 pub(crate) fn leaves<'t>(
     roots: impl IntoIterator<Item = &'t Tensor>,
 ) -> Result<Vec<(usize, Tensor)>, ShimError> {
-    walk(&raw(roots), 0)
+    walk(&raw(roots), ANY_AGE)
 }
 
 /// The number that the next node made on this thread will get; for [`captured_leaves`].
@@ -169,8 +172,7 @@ pub(crate) fn captured_leaves<'t>(
     roots: impl IntoIterator<Item = &'t Tensor>,
     since: u64,
 ) -> Result<Vec<(usize, Tensor)>, ShimError> {
-    // 0 switches the check off in the shim; no node can be older than the first.
-    walk(&raw(roots), since.max(1))
+    walk(&raw(roots), since)
 }
 
 fn walk(roots: &[*const C_tensor], since: u64) -> Result<Vec<(usize, Tensor)>, ShimError> {

@@ -1,13 +1,23 @@
 //! `context = path`: called with the receiver where there is one.
 
-use replay_runtime::{ReplayContext, replay_block};
+use replay_runtime::{BoxError, ReplayContext, replay_block};
 use tch::Tensor;
 
 use crate::{scalar, value};
 
 struct Scope;
 
-impl ReplayContext for Scope {}
+impl ReplayContext for Scope {
+    type Scope<'s> = ();
+
+    fn forward(&self) -> Result<(), BoxError> {
+        Ok(())
+    }
+
+    fn replay(&self) -> Result<(), BoxError> {
+        Ok(())
+    }
+}
 
 struct World;
 
@@ -44,9 +54,22 @@ impl World {
     }
 }
 
-struct Borrowed<'m>(#[expect(dead_code)] &'m World);
+struct Borrowed<'m>(&'m World);
 
-impl ReplayContext for Borrowed<'_> {}
+impl ReplayContext for Borrowed<'_> {
+    type Scope<'s>
+        = &'s World
+    where
+        Self: 's;
+
+    fn forward(&self) -> Result<&World, BoxError> {
+        Ok(self.0)
+    }
+
+    fn replay(&self) -> Result<&World, BoxError> {
+        Ok(self.0)
+    }
+}
 
 #[replay_block(context = scope)]
 fn free(x: &Tensor) -> Tensor {

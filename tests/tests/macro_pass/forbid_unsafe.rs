@@ -1,5 +1,6 @@
 //! Generated code passes where the user forbids `unsafe`.
 #![forbid(unsafe_code)]
+#![allow(unreachable_pub)]
 
 use replay_runtime::{Rollout, replay_block};
 use tch::Tensor;

@@ -1,4 +1,5 @@
 //! Every form of an input and of an output.
+#![allow(unused_qualifications)]
 
 use replay_runtime::replay_block;
 use tch::Tensor;

@@ -1,4 +1,5 @@
 //! Blocks that run blocks.
+#![allow(unused_qualifications)]
 
 use replay_runtime::{ReplayError, Rollout, replay_block};
 use tch::Tensor;

@@ -1,4 +1,5 @@
 //! Bodies that fail: any error that turns into a boxed one.
+#![allow(unused_qualifications)]
 
 use std::error::Error;
 

@@ -51,8 +51,9 @@ impl ModuleT for Trained {
 
 trait Dynamics<Noise> {
     type Action;
+    type Scale;
     const SHIFT: f64;
-    fn step(&self, state: &Tensor, noise: Noise) -> Tensor;
+    fn step(&self, state: &Tensor, noise: Noise, scale: Self::Scale) -> Tensor;
     fn reset(&self, state: &Tensor) -> Tensor;
     fn pure(state: &Tensor) -> Tensor;
 }
@@ -62,11 +63,12 @@ struct World<'a>(&'a f64);
 #[replay_block]
 impl<'a> Dynamics<f64> for World<'a> {
     type Action = ();
+    type Scale = f64;
     const SHIFT: f64 = 1.0;
 
     #[replay_block]
-    fn step(&self, state: &Tensor, #[meta] noise: f64) -> Tensor {
-        state + noise + *self.0 + <Self as Dynamics<f64>>::SHIFT
+    fn step(&self, state: &Tensor, #[meta] noise: f64, #[meta] scale: Self::Scale) -> Tensor {
+        state * scale + noise + *self.0 + <Self as Dynamics<f64>>::SHIFT
     }
 
     fn reset(&self, state: &Tensor) -> Tensor {
@@ -90,10 +92,10 @@ fn each_runs_the_method_of_its_trait() {
             net.forward_replay(&rollout, &x).unwrap(),
             net.other_replay(&rollout, &x).unwrap(),
             Trained.again(&rollout, &x, true).unwrap(),
-            world.step_replay(&rollout, &x, 0.5).unwrap(),
+            world.step_replay(&rollout, &x, 0.5, 2.0).unwrap(),
             World::pure_replay(&rollout, &x).unwrap(),
             world.reset(&x),
         ]
     });
-    assert_eq!(outputs.map(|output| value(&output)), [3.0, 2.0, 12.0, 8.5, 102.0, 2.0]);
+    assert_eq!(outputs.map(|output| value(&output)), [3.0, 2.0, 12.0, 10.5, 102.0, 2.0]);
 }

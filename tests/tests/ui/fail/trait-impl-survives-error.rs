@@ -1,7 +1,7 @@
-//! The impl itself stays, and the trait is implemented.
+//! Impl and sibling stay: their callers see no error of their own.
 #![allow(unused)]
 
-use replay_runtime::replay_block;
+use replay_runtime::{ReplayError, Rollout, replay_block};
 use tch::Tensor;
 
 #[derive(Debug)]
@@ -18,8 +18,9 @@ fn call(net: &dyn tch::nn::ModuleT, xs: &Tensor) -> Tensor {
     net.forward_t(xs, true)
 }
 
-fn calls(net: &Net, xs: &Tensor) -> Tensor {
-    call(net, xs)
+fn calls<'m>(net: &'m Net, rollout: &Rollout<'m>, xs: &Tensor) -> Result<Tensor, ReplayError> {
+    let xs = call(net, xs);
+    net.forward_t_replay(rollout, &xs, true)
 }
 
 fn main() {}

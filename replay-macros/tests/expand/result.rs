@@ -1,0 +1,66 @@
+#[replay_block]
+fn step(&self, x: &Tensor) -> anyhow::Result<(Tensor, Tensor)> {
+    Ok((x.shallow_clone(), x.shallow_clone()))
+}
+
+// becomes
+
+fn step(&self, x: &Tensor) -> anyhow::Result<(Tensor, Tensor)> {
+    Ok((x.shallow_clone(), x.shallow_clone()))
+}
+/// [`step`](Self::step) run as a replay block of `rollout`: the forward pass keeps the inputs only, the backward pass
+/// runs the block again.
+///
+/// Inputs: `x`.
+///
+/// # Errors
+///
+/// Where the block cannot be recorded, or returns an error itself.
+#[allow(
+    deprecated,
+    unreachable_pub,
+    unused_qualifications,
+    clippy::many_single_char_names,
+    clippy::needless_lifetimes,
+    clippy::needless_pass_by_value,
+    clippy::similar_names,
+    clippy::too_many_arguments,
+    clippy::type_complexity,
+    clippy::used_underscore_binding,
+    reason = "the signature follows the method's"
+)]
+fn step_replay<'rollout>(
+    &'rollout self,
+    rollout: &::replay_runtime::Rollout<'rollout>,
+    x: &Tensor,
+) -> ::core::result::Result<(Tensor, Tensor), ::replay_runtime::ReplayError> {
+    static __REPLAY_BLOCK: ::replay_runtime::BlockInfo = ::replay_runtime::private::block_info(
+        "step",
+        ::core::module_path!(),
+        ::core::file!(),
+        ::core::line!(),
+        &["x"],
+        "anyhow::Result<(Tensor, Tensor)>",
+        false,
+    );
+    ::replay_runtime::private::inventory::submit! {
+        ::replay_runtime::private::registration(& __REPLAY_BLOCK)
+    }
+    let (__replay_input_x, __replay_form_x) = ::replay_runtime::private::input(&x);
+    ::replay_runtime::private::run(
+        rollout,
+        &__REPLAY_BLOCK,
+        &[__replay_input_x],
+        ::replay_runtime::private::NoContext,
+        move |_, __replay_leaves| {
+            let mut __replay_leaves = __replay_leaves.iter();
+            Self::step(
+                self,
+                ::replay_runtime::private::next_input(
+                    __replay_form_x,
+                    &mut __replay_leaves,
+                ),
+            )
+        },
+    )
+}
