@@ -27,7 +27,7 @@ use anyhow::{Context, Result};
 use clap::Parser;
 
 use crate::compare::compare;
-use crate::options::{Options, Place};
+use crate::options::Options;
 use crate::report::{Progress, Summary};
 use crate::setup::Setup;
 
@@ -69,7 +69,7 @@ fn main() -> Result<()> {
     let progress = Progress::start("comparing", compare::TIMED);
     let comparison = compare(&options, |round| progress.at(round, String::new()))?;
     progress.finish();
-    report::print_comparison(&comparison, if options.device == Place::Cuda { "elapsed" } else { "CPU" });
+    report::print_comparison(&comparison, options.device);
     let memory = options.out.join("memory.png");
     plot::memory(&memory, &comparison)?;
     println!("Pictures: {} and {}", picture.display(), memory.display());

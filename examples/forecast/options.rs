@@ -34,7 +34,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "YEAR")]
     pub(crate) test_from: Option<i64>,
     /// Training steps.
-    #[arg(long, default_value_t = 120)]
+    #[arg(long, default_value_t = 100)]
     pub(crate) steps: usize,
     /// Months in a rollout, each one replay block.
     #[arg(long, default_value_t = 72)]
@@ -64,7 +64,7 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 0.15)]
     pub(crate) shrinkage: f64,
     /// Threads that train; the comparison always uses one, where sums have one order.
-    #[arg(long, default_value_t = 2)]
+    #[arg(long, default_value_t = 1)]
     pub(crate) threads: i32,
     /// Where to run.
     #[arg(long, value_enum, default_value = "cpu")]

@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use crate::compare::Comparison;
 use crate::evaluate::{Errors, LEADS};
+use crate::options::Place;
 
 /// A bar where standard error is a terminal, else a plain line every tenth of the way.
 #[derive(Debug)]
@@ -37,7 +38,7 @@ impl Progress {
                 bar.set_message(message);
             }
             None if done > 0 && tenth(done) > tenth(done - 1) => {
-                eprintln!("{} {done}/{} {message}", self.title, self.total)
+                eprintln!("{} {done}/{} {message}", self.title, self.total);
             }
             None => {}
         }
@@ -100,7 +101,12 @@ pub(crate) fn print_errors(errors: &Errors, starts: usize) {
 }
 
 /// Prints the two arms side by side.
-pub(crate) fn print_comparison(comparison: &Comparison, clock: &str) {
+pub(crate) fn print_comparison(comparison: &Comparison, place: Place) {
+    // On a GPU the processor's time says little, and the process's memory is that of the host.
+    let (clock, memory) = match place {
+        Place::Cpu => ("CPU", "peak memory"),
+        Place::Cuda => ("elapsed", "peak host memory"),
+    };
     let Comparison { plain, replay, bitwise_equal } = comparison;
     println!("One training step, one thread, each arm in its own process:");
     println!("  {:<34} {:>12} {:>12} {:>8}", "", "plain", "replay", "ratio");
@@ -108,7 +114,7 @@ pub(crate) fn print_comparison(comparison: &Comparison, clock: &str) {
     let row = |name: &str, left: f64, right: f64, digits: usize| {
         println!("  {name:<34} {left:>12.digits$} {right:>12.digits$} {:>8.2}", right / left);
     };
-    row("peak memory over the start (MB)", plain.peak_mb, replay.peak_mb, 0);
+    row(&format!("{memory} over the start (MB)"), plain.peak_mb, replay.peak_mb, 0);
     row(&format!("{clock} seconds, median of nine"), plain.seconds, replay.seconds, 2);
     let verdict = if *bitwise_equal { "equal bit for bit to" } else { "DIFFERENT from" };
     println!("  gradients of all weights: {verdict} plain autograd of the whole graph");

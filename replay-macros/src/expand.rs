@@ -98,12 +98,12 @@ fn body(block: &Block) -> TokenStream {
     let rollout = rollout.map_or(&block.rollout, |parameter| &parameter.ident);
     let registration = registration(block);
     let metas = block.metas().map(|Parameter { ident, ty, cfgs, .. }| {
-        let call = spanned_call(&quote!(#krate::private::assert_meta), ident, ty);
+        let call = spanned_call(at(quote!(#krate::private::assert_meta), ends(ty).0), ident, ty);
         quote!(#(#cfgs)* let () = #call;)
     });
     let tensors = block.inputs().map(|Parameter { ident, ty, cfgs, .. }| {
         let (input, form) = (input_local(ident), form_local(ident));
-        let call = spanned_call(&quote!(#krate::private::input), ident, ty);
+        let call = spanned_call(written_at(quote!(#krate::private::input), ty), ident, ty);
         quote!(#(#cfgs)* let (#input, #form) = #call;)
     });
     let list = block.inputs().map(|Parameter { ident, cfgs, .. }| {
@@ -176,7 +176,7 @@ fn call(block: &Block, leaves: &Ident) -> TokenStream {
                 let form = form_local(ident);
                 quote!(#krate::private::next_input(#form, &mut #leaves))
             }
-            Role::Meta => spanned_call(&quote!(::core::clone::Clone::clone), ident, ty),
+            Role::Meta => spanned_call(at(quote!(::core::clone::Clone::clone), ends(ty).0), ident, ty),
             Role::Rollout => local("rollout").to_token_stream(),
         };
         quote!(#(#cfgs)* #argument)
@@ -211,25 +211,36 @@ fn turbofish(generics: &Generics) -> Option<TokenStream> {
     (!names.is_empty()).then(|| quote!(::<#(#names),*>))
 }
 
-/// `function(&ident)`, with both spanned at the parameter's type: a missing trait is reported there, and once,
-/// since rustc drops the repetition of an error in the same place.
-fn spanned_call(function: &TokenStream, ident: &Ident, ty: &Type) -> TokenStream {
-    let mut spans = ty.to_token_stream().into_iter().map(|token| token.span());
-    let first = spans.next().unwrap_or_else(Span::mixed_site);
-    let last = spans.last().unwrap_or(first);
-    let mut function: Vec<TokenTree> = function.clone().into_iter().collect();
-    for token in &mut function {
+/// `function(&ident)` at the parameter's type: a missing trait is reported there, and once, since rustc drops the
+/// repetition of an error in the same place.
+fn spanned_call(function: TokenStream, ident: &Ident, ty: &Type) -> TokenStream {
+    let (first, last) = ends(ty);
+    let argument = at(ident.to_token_stream(), last);
+    let reference = quote_spanned!(first=> &);
+    quote_spanned!(first=> #function(#reference #argument))
+}
+
+/// The path as if the user had written it in place of the type. Where the type of a function is a projection, rustc
+/// reports the function's path and its argument, as one error only if both are in one place.
+fn written_at(path: TokenStream, ty: &Type) -> TokenStream {
+    let (first, last) = ends(ty);
+    let mut path: Vec<TokenTree> = path.into_iter().collect();
+    for token in &mut path {
         // All but `$crate`, which means what it does where it was written.
         let written = if token.to_string() == "$crate" { token.span() } else { first };
         token.set_span(written.located_at(first));
     }
-    if let Some(token) = function.last_mut() {
+    if let Some(token) = path.last_mut() {
         token.set_span(last);
     }
-    let function: TokenStream = function.into_iter().collect();
-    let argument = at(ident.to_token_stream(), last);
-    let reference = quote_spanned!(first=> &);
-    quote_spanned!(first=> #function(#reference #argument))
+    path.into_iter().collect()
+}
+
+/// The spans of the first and the last token.
+fn ends(ty: &Type) -> (Span, Span) {
+    let mut spans = ty.to_token_stream().into_iter().map(|token| token.span());
+    let first = spans.next().unwrap_or_else(Span::mixed_site);
+    (first, spans.last().unwrap_or(first))
 }
 
 /// The same tokens with the same hygiene, reported at another place.

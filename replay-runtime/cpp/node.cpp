@@ -14,6 +14,7 @@
 #include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <unordered_set>
 #include <vector>
 
@@ -102,6 +103,17 @@ class ReplayNode : public Node {
   const NodeCallbacks* const callbacks_;
 };
 
+// A backward pass started in inference mode: its replays must record all the same.
+class Recording {
+ public:
+  Recording() {
+    if (c10::InferenceMode::is_enabled()) off_.emplace(false);
+  }
+
+ private:
+  std::optional<c10::InferenceMode> off_;
+};
+
 // Leaves the run, and closes the level it opened, when the replay ends in whatever way.
 class Entered {
  public:
@@ -140,7 +152,7 @@ variable_list ReplayNode::apply(variable_list&& grads) {
   const Scope scope{run, token->depth};
   // While the user's code runs the token is hidden, so that a backward started by it is not taken for ours.
   c10::DebugInfoGuard hidden(kToken, std::make_shared<Token>(nullptr, 0));
-  c10::InferenceMode recording(false);
+  const Recording recording;
 
   std::vector<const at::Tensor*> given(grads.size(), nullptr);
   for (size_t i = 0; i < grads.size(); ++i)
@@ -228,7 +240,7 @@ int replay_backward(uint64_t rollout, const void* replayer, const at::Tensor* lo
   return guarded([&] {
     const auto run = std::make_shared<replay::Run>(rollout, replayer);
     replay::Closing closing{*run};
-    c10::InferenceMode recording(false);
+    const replay::Recording recording;
     replay::execute(run, 0, {torch::autograd::impl::gradient_edge(*loss)}, {at::ones_like(*loss)});
   });
 }

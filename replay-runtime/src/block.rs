@@ -46,7 +46,6 @@ impl<'m> Call<'_, 'm> {
         self.check_versioned()?;
         let started = Instant::now();
         let forward = self.forward(modes)?;
-        self.check_outputs(&forward.outputs)?;
         self.state.ledger.borrow_mut().forward(&self.label.block, started.elapsed());
 
         if forward.outputs.iter().all(|output| !output.requires_grad()) {
@@ -93,10 +92,11 @@ impl<'m> Call<'_, 'm> {
         drop(guard);
         let outputs = outputs?;
 
+        self.check_outputs(&outputs)?;
         self.check_unwritten(&versions, &variables)?;
+        let captured = self.captured(&outputs, &leaves, &variables, since)?;
         let rng = rng.into_iter().map(RngBefore::after_forward).collect::<Result<_, _>>();
         let rng = rng.in_block(block, "read the random number generator")?;
-        let captured = self.captured(&outputs, &leaves, &variables, since)?;
         Ok(Forward { outputs, leaves, versions, variables, modes, rng, captured })
     }
 
@@ -135,10 +135,10 @@ impl<'m> Call<'_, 'm> {
         let roots = outputs.iter().filter(|output| output.requires_grad());
         let found = ffi::captured_leaves(roots, since).map_err(|error| {
             if error.code == ffi::Code::Captured {
-                ReplayError::Captured { block: block.clone(), operation: error.brief }
+                ReplayError::Captured { block: block.to_string(), operation: error.brief }
             } else {
                 let action = "follow the graph";
-                ReplayError::Torch { block: block.clone(), action, source: error.into() }
+                ReplayError::Torch { block: block.to_string(), action, source: error.into() }
             }
         })?;
         let inputs: HashSet<_> = leaves.iter().flatten().map(ffi::identity).collect();
@@ -181,9 +181,10 @@ impl<'m> Call<'_, 'm> {
         let Forward { outputs: graph, leaves, versions, variables, modes, rng, captured } = forward;
         drop((graph, leaves));
         let (saved, inputs) = self.save(&versions)?;
-        let node = NodeState::new(state.new_entry_number(), saved, Arc::clone(&state.graveyard));
+        let block = Arc::clone(&self.label.block);
+        let node = NodeState::new(state.new_entry_number(), block, saved, Arc::clone(&state.graveyard));
         let node = Arc::new(node);
-        ffi::attach(state.id, &self.label.block, &node, self.inputs, attached)
+        ffi::attach(state.id, &node, self.inputs, attached)
             .in_block(&self.label.block, "attach the node")?;
         state.insert(Entry {
             label: self.label,
@@ -228,7 +229,7 @@ impl<'m> Call<'_, 'm> {
     }
 
     fn check_inputs(&self) -> Result<(), ReplayError> {
-        let block = || self.label.block.clone();
+        let block = || self.label.block.to_string();
         if self.inputs.iter().all(Option::is_none) {
             return Err(ReplayError::NoInput { block: block() });
         }
@@ -247,7 +248,7 @@ impl<'m> Call<'_, 'm> {
         let inference = |input: &Option<&Tensor>| input.is_some_and(Tensor::is_inference);
         match self.inputs.iter().position(inference) {
             Some(i) => Err(ReplayError::InferenceInput {
-                block: self.label.block.clone(),
+                block: self.label.block.to_string(),
                 input: self.label.inputs[i].clone(),
             }),
             None => Ok(()),
@@ -257,7 +258,7 @@ impl<'m> Call<'_, 'm> {
     fn check_outputs(&self, outputs: &[Tensor]) -> Result<(), ReplayError> {
         for (output, tensor) in outputs.iter().enumerate() {
             if !tensor.defined() {
-                return Err(ReplayError::UndefinedOutput { block: self.label.block.clone(), output });
+                return Err(ReplayError::UndefinedOutput { block: self.label.block.to_string(), output });
             }
             self.check_device(|| format!("output {output}"), tensor.device())?;
         }
@@ -266,7 +267,7 @@ impl<'m> Call<'_, 'm> {
 
     fn check_device(&self, tensor: impl Fn() -> String, device: Device) -> Result<(), ReplayError> {
         let error = |expected: String| ReplayError::Device {
-            block: self.label.block.clone(),
+            block: self.label.block.to_string(),
             tensor: tensor(),
             found: format!("{device:?}"),
             expected,
@@ -288,11 +289,11 @@ impl<'m> Call<'_, 'm> {
         let block = &self.label.block;
         if let Some(i) = self.versions()?.iter().zip(versions).position(|(now, before)| now != before) {
             let input = self.label.inputs[i].clone();
-            return Err(ReplayError::InputWritten { block: block.clone(), input });
+            return Err(ReplayError::InputWritten { block: block.to_string(), input });
         }
         if let Some(change) = variables.change().in_block(block, "read the variables")? {
             variables.restore_buffers();
-            return Err(ReplayError::VariableWritten { block: block.clone(), variable: change.variable });
+            return Err(ReplayError::VariableWritten { block: block.to_string(), variable: change.variable });
         }
         Ok(())
     }

@@ -49,23 +49,30 @@ pub(crate) struct RngSnapshot {
     after: u64,
 }
 
-/// The state of a generator before a block runs.
+/// A generator's state before a forward. Dropped, which is what happens when the forward fails, it puts it back.
 pub(crate) struct RngBefore {
     device: Device,
-    state: Tensor,
+    state: Option<Tensor>,
 }
 
 impl RngBefore {
     pub(crate) fn take(device: Device) -> Result<Self, ShimError> {
-        Ok(Self { device, state: ffi::rng_get(device)? })
+        Ok(Self { device, state: Some(ffi::rng_get(device)?) })
     }
 
-    /// Compares with the state after the forward, and keeps what a replay needs.
-    pub(crate) fn after_forward(self) -> Result<RngSnapshot, ShimError> {
-        let before = ffi::bytes_hash(&self.state);
+    /// The forward has succeeded: compares with the state after it, and keeps what a replay needs.
+    pub(crate) fn after_forward(mut self) -> Result<RngSnapshot, ShimError> {
         let after = ffi::bytes_hash(&ffi::rng_get(self.device)?);
-        let before = (before != after).then_some(self.state);
+        let before = self.state.take().filter(|state| ffi::bytes_hash(state) != after);
         Ok(RngSnapshot { device: self.device, before, after })
+    }
+}
+
+impl Drop for RngBefore {
+    fn drop(&mut self) {
+        if let Some(state) = &self.state {
+            let _ = ffi::rng_set(self.device, state);
+        }
     }
 }
 

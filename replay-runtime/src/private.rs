@@ -28,6 +28,6 @@ where
     F: Fn(&Rollout<'m>, &[Option<Tensor>]) -> R + 'm,
 {
     let names = block.inputs().iter().map(|&name| name.to_owned()).collect();
-    let label = Label { block: block.name().to_owned(), inputs: names };
+    let label = Label { block: block.name().into(), inputs: names };
     rollout.call(label, inputs, context, body)
 }

@@ -7,7 +7,7 @@ use std::fmt;
 
 /// What is known of a block before it runs: where it was written, and how its inputs and outputs are called.
 ///
-/// ```
+/// ```no_run
 /// for block in replay_runtime::blocks() {
 ///     println!("{block} ({}:{}): {:?} -> {}", block.file(), block.line(), block.inputs(), block.outputs());
 /// }

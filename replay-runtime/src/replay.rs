@@ -40,9 +40,9 @@ impl<'m> State<'m> {
     ) -> Result<Vec<Option<Tensor>>, ReplayError> {
         let entry = self.remove(node.entry);
         let Some((entry, saved)) = entry.zip(node.take_saved()) else {
-            return Err(ReplayError::Used { block: format!("number {}", node.entry) });
+            return Err(ReplayError::Used { block: node.block.to_string() });
         };
-        let block = entry.label.block.as_str();
+        let block = &*entry.label.block;
         if grads.iter().all(Option::is_none) {
             return Ok(saved.iter().map(|_| None).collect());
         }
@@ -57,7 +57,7 @@ impl<'m> State<'m> {
 
         let started = Instant::now();
         let (roots, grads) = entry.roots(outputs, grads);
-        scope.differentiate(roots, &grads).map_err(|error| engine_error(error))?;
+        scope.differentiate(roots, &grads).map_err(engine_error)?;
         self.ledger.borrow_mut().replayed(block, replayed, started.elapsed());
         Ok(entry.input_grads(&leaves))
     }
@@ -69,7 +69,7 @@ impl<'m> State<'m> {
         entry: &Entry<'m>,
         leaves: &[Option<Tensor>],
     ) -> Result<Vec<Tensor>, ReplayError> {
-        let block = entry.label.block.as_str();
+        let block = &*entry.label.block;
         let generators = entry.rng.iter().map(RngGuard::enter).collect::<Result<Vec<_>, _>>();
         let generators = generators.in_block(block, "set the random number generator")?;
         let modes = ModesGuard::enter(&entry.modes).in_block(block, "set the thread's modes")?;
@@ -103,12 +103,12 @@ impl Entry<'_> {
             let (Some(saved), Some(record)) = (saved, record) else { continue };
             if saved.version().in_block(block, "read an input's version")? != record.version {
                 let input = self.label.inputs[i].clone();
-                return Err(ReplayError::InputChanged { block: block.clone(), input });
+                return Err(ReplayError::InputChanged { block: block.to_string(), input });
             }
         }
         if let Some(change) = self.variables.change().in_block(block, "read the variables")? {
             let (variable, what) = (change.variable, change.what);
-            return Err(ReplayError::VariableChanged { block: block.clone(), variable, what });
+            return Err(ReplayError::VariableChanged { block: block.to_string(), variable, what });
         }
         for (weak, before) in &self.captured {
             // One that is gone was made inside the body.
@@ -116,7 +116,7 @@ impl Entry<'_> {
             let now = ffi::fingerprint(&tensor).in_block(block, "read a captured tensor")?;
             if let Some(what) = difference(before, &now) {
                 let variable = format!("captured tensor of shape {:?}", tensor.size());
-                return Err(ReplayError::VariableChanged { block: block.clone(), variable, what });
+                return Err(ReplayError::VariableChanged { block: block.to_string(), variable, what });
             }
         }
         Ok(())
@@ -124,7 +124,7 @@ impl Entry<'_> {
 
     fn check_outputs(&self, outputs: &[Tensor]) -> Result<(), ReplayError> {
         let mismatch = |what: String, expected: String, found: String| {
-            Err(ReplayError::OutputMismatch { block: self.label.block.clone(), what, expected, found })
+            Err(ReplayError::OutputMismatch { block: self.label.block.to_string(), what, expected, found })
         };
         if outputs.len() != self.outputs.len() {
             let (expected, found) = (self.outputs.len(), outputs.len());
@@ -132,7 +132,7 @@ impl Entry<'_> {
         }
         for (i, (output, expected)) in outputs.iter().zip(&self.outputs).enumerate() {
             if !output.defined() {
-                return Err(ReplayError::UndefinedOutput { block: self.label.block.clone(), output: i });
+                return Err(ReplayError::UndefinedOutput { block: self.label.block.to_string(), output: i });
             }
             let found = OutputRecord::of(output);
             if found != *expected {

@@ -8,7 +8,7 @@ use std::time::Duration;
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct BlockReport {
-    /// Recorded calls.
+    /// Runs of the body in a forward; those of a block inside another block count each time the outer one runs.
     pub forwards: u64,
     /// Replays; fewer than forwards where an output's gradient was not needed.
     pub replays: u64,

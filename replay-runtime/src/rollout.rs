@@ -104,7 +104,7 @@ impl<'m> Rollout<'m> {
         F: Fn(&Rollout<'m>, &[Tensor]) -> R + 'm,
     {
         let names = inputs.iter().map(|(name, _)| (*name).to_owned()).collect();
-        let label = Label { block: name.to_owned(), inputs: names };
+        let label = Label { block: name.into(), inputs: names };
         let tensors: Vec<_> = inputs.iter().map(|(_, tensor)| Some(*tensor)).collect();
         self.call(label, &tensors, NoContext, move |rollout, leaves| {
             let leaves: Vec<_> = leaves.iter().flatten().map(Tensor::shallow_clone).collect();

@@ -27,7 +27,7 @@ pub(crate) type Body<'m> =
 
 /// How a block and its inputs are called.
 pub(crate) struct Label {
-    pub(crate) block: String,
+    pub(crate) block: Arc<str>,
     pub(crate) inputs: Vec<String>,
 }
 

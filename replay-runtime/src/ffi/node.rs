@@ -32,6 +32,8 @@ impl Graveyard {
 pub(crate) struct NodeState {
     /// The number of the block's entry in the rollout's table.
     pub(crate) entry: u64,
+    /// The block's name, for messages.
+    pub(crate) block: Arc<str>,
     saved: Mutex<Option<Vec<Option<Arc<SavedTensor>>>>>,
     graveyard: Arc<Graveyard>,
 }
@@ -39,10 +41,11 @@ pub(crate) struct NodeState {
 impl NodeState {
     pub(crate) fn new(
         entry: u64,
+        block: Arc<str>,
         saved: Vec<Option<Arc<SavedTensor>>>,
         graveyard: Arc<Graveyard>,
     ) -> Self {
-        Self { entry, saved: Mutex::new(Some(saved)), graveyard }
+        Self { entry, block, saved: Mutex::new(Some(saved)), graveyard }
     }
 
     /// Takes the saved inputs out; `None` when that was done before.
@@ -110,12 +113,11 @@ static CALLBACKS: NodeCallbacks = NodeCallbacks { run, release, drop: drop_state
 /// Puts a node before `outputs`, with edges to those of `inputs` that require grad.
 pub(crate) fn attach(
     rollout: u64,
-    block: &str,
     state: &Arc<NodeState>,
     inputs: &[Option<&Tensor>],
     outputs: &[&Tensor],
 ) -> Result<(), ShimError> {
-    let block = CString::new(block.replace('\0', " ")).unwrap_or_default();
+    let block = CString::new(state.block.replace('\0', " ")).unwrap_or_default();
     let inputs = raw_options(inputs.iter().copied());
     let outputs = raw(outputs.iter().copied());
     let state = Arc::into_raw(Arc::clone(state)).cast::<c_void>();
