@@ -1,5 +1,5 @@
-//! Compiles the C++ shim against the LibTorch that torch-sys found, and passes on where that LibTorch is, so that
-//! a dependent's build script can set the rpath of its binaries.
+//! Compiles the C++ shim against the libraries that torch-sys found, and passes on where these are, so that a
+//! dependent's build script can set the rpath of its binaries.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +7,6 @@ const SOURCES: [&str; 2] = ["cpp/node.cpp", "cpp/state.cpp"];
 const HEADERS: [&str; 3] = ["cpp/guard.h", "cpp/node.h", "cpp/state.h"];
 
 fn main() {
-    println!("cargo::rustc-check-cfg=cfg(replay_cuda)");
     for file in SOURCES.iter().chain(&HEADERS) {
         println!("cargo::rerun-if-changed={file}");
     }

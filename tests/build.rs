@@ -1,5 +1,5 @@
-//! The build script that a user's crate needs too: its binaries find LibTorch by rpath.
+//! Lets the examples find their native library when they run: link arguments of a library never reach the binaries that use it.
 fn main() {
-    let lib = std::env::var("DEP_REPLAY_RUNTIME_LIBTORCH_LIB").expect("replay-runtime says where LibTorch is");
-    println!("cargo::rustc-link-arg=-Wl,-rpath,{lib}");
+    let lib = std::env::var("DEP_REPLAY_RUNTIME_LIBTORCH_LIB").expect("replay-runtime passes on where LibTorch is");
+    println!("cargo:rustc-link-arg=-Wl,-rpath,{lib}");
 }

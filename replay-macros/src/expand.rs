@@ -98,12 +98,12 @@ fn body(block: &Block) -> TokenStream {
     let rollout = rollout.map_or(&block.rollout, |parameter| &parameter.ident);
     let registration = registration(block);
     let metas = block.metas().map(|Parameter { ident, ty, cfgs, .. }| {
-        let call = spanned_call(at(quote!(#krate::private::assert_meta), ends(ty).0), ident, ty);
+        let call = spanned_call(&at(quote!(#krate::private::assert_meta), ends(ty).0), ident, ty);
         quote!(#(#cfgs)* let () = #call;)
     });
     let tensors = block.inputs().map(|Parameter { ident, ty, cfgs, .. }| {
         let (input, form) = (input_local(ident), form_local(ident));
-        let call = spanned_call(written_at(quote!(#krate::private::input), ty), ident, ty);
+        let call = spanned_call(&written_at(quote!(#krate::private::input), ty), ident, ty);
         quote!(#(#cfgs)* let (#input, #form) = #call;)
     });
     let list = block.inputs().map(|Parameter { ident, cfgs, .. }| {
@@ -176,7 +176,7 @@ fn call(block: &Block, leaves: &Ident) -> TokenStream {
                 let form = form_local(ident);
                 quote!(#krate::private::next_input(#form, &mut #leaves))
             }
-            Role::Meta => spanned_call(at(quote!(::core::clone::Clone::clone), ends(ty).0), ident, ty),
+            Role::Meta => spanned_call(&at(quote!(::core::clone::Clone::clone), ends(ty).0), ident, ty),
             Role::Rollout => local("rollout").to_token_stream(),
         };
         quote!(#(#cfgs)* #argument)
@@ -213,7 +213,7 @@ fn turbofish(generics: &Generics) -> Option<TokenStream> {
 
 /// `function(&ident)` at the parameter's type: a missing trait is reported there, and once, since rustc drops the
 /// repetition of an error in the same place.
-fn spanned_call(function: TokenStream, ident: &Ident, ty: &Type) -> TokenStream {
+fn spanned_call(function: &TokenStream, ident: &Ident, ty: &Type) -> TokenStream {
     let (first, last) = ends(ty);
     let argument = at(ident.to_token_stream(), last);
     let reference = quote_spanned!(first=> &);

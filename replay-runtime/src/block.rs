@@ -35,7 +35,7 @@ struct Forward {
     captured: Vec<(Tensor, Fingerprint)>,
 }
 
-impl<'m> Call<'_, 'm> {
+impl Call<'_, '_> {
     pub(crate) fn run(self) -> Result<Vec<Tensor>, ReplayError> {
         self.state.sweep();
         self.check_inputs()?;
@@ -69,9 +69,7 @@ impl<'m> Call<'_, 'm> {
     fn run_plain(&self) -> Result<Vec<Tensor>, ReplayError> {
         let _guard = self.state.options.inference.then(tch::no_grad_guard);
         let inputs: Vec<_> = self.inputs.iter().map(|input| input.map(Tensor::shallow_clone)).collect();
-        run_within(&*self.context, &self.label.block, Pass::Forward, || {
-            (self.body)(self.state, &inputs)
-        })
+        run_within(&*self.context, &self.label.block, Pass::Forward, || (self.body)(self.state, &inputs))
     }
 
     fn forward(&self, modes: Modes) -> Result<Forward, ReplayError> {
@@ -163,9 +161,8 @@ impl<'m> Call<'_, 'm> {
             *count.entry(storage).or_default() += 1;
         }
         let aliased = |storage| count[&storage] > 1 || forward.variables.holds(storage);
-        let outputs = forward.outputs.iter().map(|output| {
-            ffi::detach_output(output, ffi::storage(output).is_some_and(aliased))
-        });
+        let outputs =
+            forward.outputs.iter().map(|output| ffi::detach_output(output, ffi::storage(output).is_some_and(aliased)));
         outputs.collect::<Result<_, _>>().in_block(&self.label.block, "detach the outputs")
     }
 
@@ -184,8 +181,7 @@ impl<'m> Call<'_, 'm> {
         let block = Arc::clone(&self.label.block);
         let node = NodeState::new(state.new_entry_number(), block, saved, Arc::clone(&state.graveyard));
         let node = Arc::new(node);
-        ffi::attach(state.id, &node, self.inputs, attached)
-            .in_block(&self.label.block, "attach the node")?;
+        ffi::attach(state.id, &node, self.inputs, attached).in_block(&self.label.block, "attach the node")?;
         state.insert(Entry {
             label: self.label,
             body: self.body,
@@ -245,8 +241,7 @@ impl<'m> Call<'_, 'm> {
 
     /// Inference tensors have no version counter, so a change could not be noticed.
     fn check_versioned(&self) -> Result<(), ReplayError> {
-        let inference = |input: &Option<&Tensor>| input.is_some_and(Tensor::is_inference);
-        match self.inputs.iter().position(inference) {
+        match self.inputs.iter().position(|input| input.is_some_and(Tensor::is_inference)) {
             Some(i) => Err(ReplayError::InferenceInput {
                 block: self.label.block.to_string(),
                 input: self.label.inputs[i].clone(),

@@ -88,12 +88,16 @@ pub(crate) fn run_within<T>(
 ) -> Result<T, ReplayError> {
     let mut body = Some(body);
     let mut outcome = None;
-    context
-        .within(pass, &mut || outcome = body.take().map(|body| body()))
-        .map_err(|source| ReplayError::Context { block: block.to_owned(), pass, source })?;
-    outcome
-        .expect("`within` runs the body when it succeeds")
-        .map_err(|source| ReplayError::Block { block: block.to_owned(), pass, source })
+    context.within(pass, &mut || outcome = body.take().map(|body| body())).map_err(|source| ReplayError::Context {
+        block: block.to_owned(),
+        pass,
+        source,
+    })?;
+    outcome.expect("`within` runs the body when it succeeds").map_err(|source| ReplayError::Block {
+        block: block.to_owned(),
+        pass,
+        source,
+    })
 }
 
 thread_local! {

@@ -24,18 +24,15 @@ const LIBRARY: &str = "libtorch_cuda.so";
 pub fn load() -> Result<(), ReplayError> {
     static LOADED: OnceLock<Result<(), String>> = OnceLock::new();
     let error = |reason: &str, remedy| Err(ReplayError::Cuda { reason: reason.to_owned(), remedy });
-    let loaded = LOADED.get_or_init(|| {
-        ffi::load_library(LIBRARY).map_err(|error| format!("{LIBRARY} could not be loaded: {error}"))
-    });
+    let loaded = LOADED
+        .get_or_init(|| ffi::load_library(LIBRARY).map_err(|error| format!("{LIBRARY} could not be loaded: {error}")));
     match loaded {
         Err(reason) => error(reason, "fetch the full set of libraries with `cargo xtask libtorch --cuda`"),
         Ok(()) if !ffi::has_cuda() => error(
             "LibTorch was asked about CUDA before its library was loaded",
             "call `replay_runtime::cuda::load()` before any `tch::Cuda` call",
         ),
-        Ok(()) if !tch::Cuda::is_available() => {
-            error("no usable GPU was found", "check the driver with `nvidia-smi`")
-        }
+        Ok(()) if !tch::Cuda::is_available() => error("no usable GPU was found", "check the driver with `nvidia-smi`"),
         Ok(()) => Ok(()),
     }
 }

@@ -43,7 +43,9 @@ pub enum ReplayError {
     },
 
     /// An input is an undefined tensor.
-    #[error("input `{input}` of replay block `{block}` is an undefined tensor\npass a tensor with values, or make the parameter an `Option`")]
+    #[error(
+        "input `{input}` of replay block `{block}` is an undefined tensor\npass a tensor with values, or make the parameter an `Option`"
+    )]
     UndefinedInput {
         /// The block.
         block: String,
@@ -61,7 +63,9 @@ pub enum ReplayError {
     },
 
     /// An input was made in inference mode, where LibTorch keeps no versions.
-    #[error("input `{input}` of replay block `{block}` was made in inference mode and cannot be recorded\npass a copy made outside of inference mode")]
+    #[error(
+        "input `{input}` of replay block `{block}` was made in inference mode and cannot be recorded\npass a copy made outside of inference mode"
+    )]
     InferenceInput {
         /// The block.
         block: String,
@@ -70,7 +74,9 @@ pub enum ReplayError {
     },
 
     /// A tensor is on a device that is not supported, or not on the rollout's device.
-    #[error("{tensor} of replay block `{block}` is on {found}, expected {expected}\nall tensors of a rollout are on the CPU or on one CUDA device")]
+    #[error(
+        "{tensor} of replay block `{block}` is on {found}, expected {expected}\nall tensors of a rollout are on the CPU or on one CUDA device"
+    )]
     Device {
         /// The block.
         block: String,
@@ -83,7 +89,9 @@ pub enum ReplayError {
     },
 
     /// The forward of a block wrote into one of its inputs.
-    #[error("replay block `{block}` changes its input `{input}` in place, so a replay would not start from the same values\nwork on a copy inside the block: `{input}.copy()`")]
+    #[error(
+        "replay block `{block}` changes its input `{input}` in place, so a replay would not start from the same values\nwork on a copy inside the block: `{input}.copy()`"
+    )]
     InputWritten {
         /// The block.
         block: String,
@@ -92,7 +100,9 @@ pub enum ReplayError {
     },
 
     /// The forward of a block wrote into a variable of the `VarStore`.
-    #[error("replay block `{block}` changes variable `{variable}` in its forward, and its replay would change it again\nchange it outside of the block; normalisation layers: run them in eval mode")]
+    #[error(
+        "replay block `{block}` changes variable `{variable}` in its forward, and its replay would change it again\nchange it outside of the block; normalisation layers: run them in eval mode"
+    )]
     VariableWritten {
         /// The block.
         block: String,
@@ -101,7 +111,9 @@ pub enum ReplayError {
     },
 
     /// The body uses a tensor with a history that is not among the block's inputs.
-    #[error("replay block `{block}` uses a tensor made outside of it (by `{operation}`), whose gradient would be lost\npass that tensor to the block as an input")]
+    #[error(
+        "replay block `{block}` uses a tensor made outside of it (by `{operation}`), whose gradient would be lost\npass that tensor to the block as an input"
+    )]
     Captured {
         /// The block.
         block: String,
@@ -110,7 +122,9 @@ pub enum ReplayError {
     },
 
     /// An input changed between forward and replay.
-    #[error("input `{input}` of replay block `{block}` was changed in place after the block's forward\ncall `backward` first, or change a copy")]
+    #[error(
+        "input `{input}` of replay block `{block}` was changed in place after the block's forward\ncall `backward` first, or change a copy"
+    )]
     InputChanged {
         /// The block.
         block: String,
@@ -120,7 +134,9 @@ pub enum ReplayError {
 
     /// A variable of the `VarStore`, or another trainable tensor that the block uses, changed between forward
     /// and replay.
-    #[error("variable `{variable}`, which replay block `{block}` may read, was changed after the block's forward ({what})\ncall `backward` before variables change: before the optimizer's step")]
+    #[error(
+        "variable `{variable}`, which replay block `{block}` may read, was changed after the block's forward ({what})\ncall `backward` before variables change: before the optimizer's step"
+    )]
     VariableChanged {
         /// The block.
         block: String,
@@ -131,7 +147,9 @@ pub enum ReplayError {
     },
 
     /// The replay drew another amount of random numbers than the forward.
-    #[error("replay block `{block}` drew other random numbers in its replay than in its forward ({device} generator)\nit must draw the same ones each time it runs")]
+    #[error(
+        "replay block `{block}` drew other random numbers in its replay than in its forward ({device} generator)\nit must draw the same ones each time it runs"
+    )]
     RngDiverged {
         /// The block.
         block: String,
@@ -140,7 +158,9 @@ pub enum ReplayError {
     },
 
     /// The replay returned something else than the forward.
-    #[error("replay block `{block}` returned another {what} in its replay: expected {expected}, found {found}\nit must do the same each time it runs")]
+    #[error(
+        "replay block `{block}` returned another {what} in its replay: expected {expected}, found {found}\nit must do the same each time it runs"
+    )]
     OutputMismatch {
         /// The block.
         block: String,
@@ -153,18 +173,24 @@ pub enum ReplayError {
     },
 
     /// `backward` was given something else than one number.
-    #[error("the loss has shape {shape:?}, and `backward` takes a single number\nreduce it first, with `mean` or `sum`")]
+    #[error(
+        "the loss has shape {shape:?}, and `backward` takes a single number\nreduce it first, with `mean` or `sum`"
+    )]
     LossNotScalar {
         /// The loss's shape.
         shape: Vec<i64>,
     },
 
     /// `backward` was given a loss that depends on nothing trainable.
-    #[error("the loss does not require grad, so there is nothing to differentiate\ncompute it in grad mode from the outputs of blocks or from trainable variables")]
+    #[error(
+        "the loss does not require grad, so there is nothing to differentiate\ncompute it in grad mode from the outputs of blocks or from trainable variables"
+    )]
     LossWithoutGrad,
 
     /// `backward` on a rollout made for inference.
-    #[error("a rollout made with `Rollout::inference` records nothing to differentiate\nmake it with `Rollout::new(&vs)`")]
+    #[error(
+        "a rollout made with `Rollout::inference` records nothing to differentiate\nmake it with `Rollout::new(&vs)`"
+    )]
     Inference,
 
     /// The loss contains a block of another rollout.
@@ -182,7 +208,9 @@ pub enum ReplayError {
     },
 
     /// A block was to be replayed a second time.
-    #[error("replay block `{block}` has been replayed already, and keeps nothing for a second time\nrun the forward again for each backward pass")]
+    #[error(
+        "replay block `{block}` has been replayed already, and keeps nothing for a second time\nrun the forward again for each backward pass"
+    )]
     Used {
         /// The block.
         block: String,
@@ -214,7 +242,9 @@ pub enum ReplayError {
     },
 
     /// The LibTorch in this process is not the one that the library was compiled for.
-    #[error("LibTorch {found} is loaded, expected {expected}\nbuild and run with the same LibTorch: see `cargo xtask libtorch` and the rpath lines in the README")]
+    #[error(
+        "LibTorch {found} is loaded, expected {expected}\nbuild and run with the same LibTorch: see `cargo xtask libtorch` and the rpath lines in the README"
+    )]
     Version {
         /// The version that was loaded.
         found: String,
@@ -283,10 +313,6 @@ pub(crate) trait InBlock<T> {
 
 impl<T> InBlock<T> for Result<T, ShimError> {
     fn in_block(self, block: &str, action: &'static str) -> Result<T, ReplayError> {
-        self.map_err(|error| ReplayError::Torch {
-            block: block.to_owned(),
-            action,
-            source: error.into(),
-        })
+        self.map_err(|error| ReplayError::Torch { block: block.to_owned(), action, source: error.into() })
     }
 }

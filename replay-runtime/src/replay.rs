@@ -15,12 +15,7 @@ use crate::state::{Entry, Failure, OutputRecord, State};
 use crate::store::difference;
 
 impl Replayer for State<'_> {
-    fn replay(
-        &self,
-        node: &NodeState,
-        scope: Scope<'_>,
-        grads: Vec<Option<Tensor>>,
-    ) -> Option<Vec<Option<Tensor>>> {
+    fn replay(&self, node: &NodeState, scope: Scope<'_>, grads: Vec<Option<Tensor>>) -> Option<Vec<Option<Tensor>>> {
         let outcome = self.replay_block(node, scope, grads);
         self.sweep();
         outcome.map_err(|error| self.fail(Failure::Error(error))).ok()
@@ -59,25 +54,19 @@ impl<'m> State<'m> {
         let (roots, grads) = entry.roots(outputs, grads);
         scope.differentiate(roots, &grads).map_err(engine_error)?;
         self.ledger.borrow_mut().replayed(block, replayed, started.elapsed());
-        Ok(entry.input_grads(&leaves))
+        Ok(input_grads(&leaves))
     }
 
     /// Runs the body under the modes, generators and context of its forward. All of them end before the block is
     /// differentiated, which happens under the caller's, as in plain autograd.
-    fn run_again(
-        &self,
-        entry: &Entry<'m>,
-        leaves: &[Option<Tensor>],
-    ) -> Result<Vec<Tensor>, ReplayError> {
+    fn run_again(&self, entry: &Entry<'m>, leaves: &[Option<Tensor>]) -> Result<Vec<Tensor>, ReplayError> {
         let block = &*entry.label.block;
         let generators = entry.rng.iter().map(RngGuard::enter).collect::<Result<Vec<_>, _>>();
         let generators = generators.in_block(block, "set the random number generator")?;
         let modes = ModesGuard::enter(&entry.modes).in_block(block, "set the thread's modes")?;
         let pass = self.enter(Pass::Replay);
         let replaying = ReplayingGuard::enter();
-        let outputs = run_within(&*entry.context, block, Pass::Replay, || {
-            (entry.body)(&self.handle(), leaves)
-        });
+        let outputs = run_within(&*entry.context, block, Pass::Replay, || (entry.body)(&self.handle(), leaves));
         drop((replaying, pass, modes));
         let outputs = outputs?;
         generators.iter().try_for_each(|generator| generator.check(block))?;
@@ -148,11 +137,11 @@ impl Entry<'_> {
         let arrived = self.recorded.iter().zip(grads);
         arrived.filter_map(|(&i, grad)| Some((outputs[i].take()?, grad?))).unzip()
     }
+}
 
-    fn input_grads(&self, leaves: &[Option<Tensor>]) -> Vec<Option<Tensor>> {
-        let grad = |leaf: &Option<Tensor>| leaf.as_ref().map(Tensor::grad).filter(Tensor::defined);
-        leaves.iter().map(grad).collect()
-    }
+/// What the pass left in the leaves.
+fn input_grads(leaves: &[Option<Tensor>]) -> Vec<Option<Tensor>> {
+    leaves.iter().map(|leaf| leaf.as_ref().map(Tensor::grad).filter(Tensor::defined)).collect()
 }
 
 /// What the engine reported, as far as no block's own failure says more.

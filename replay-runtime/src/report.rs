@@ -86,11 +86,7 @@ impl Ledger {
 impl fmt::Display for RolloutReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let width = self.blocks.iter().map(|(name, _)| name.len()).max().unwrap_or(0).max(5);
-        writeln!(
-            f,
-            "{:width$}  forwards  replays  saved MB  on host MB  forward s  replay s  backward s",
-            "block"
-        )?;
+        writeln!(f, "{:width$}  forwards  replays  saved MB  on host MB  forward s  replay s  backward s", "block")?;
         let total = ("total".to_owned(), self.total.clone());
         for (name, block) in self.blocks.iter().chain([&total]) {
             writeln!(

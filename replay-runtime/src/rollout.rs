@@ -63,7 +63,6 @@ impl<'m> Rollout<'m> {
     }
 
     /// A rollout with choices, or over several stores.
-    #[must_use]
     pub fn builder(store: &'m impl ParameterStore) -> RolloutBuilder<'m> {
         let options = Options { inference: false, offload: false, transaction: true };
         RolloutBuilder { stores: vec![store], options }
@@ -93,12 +92,7 @@ impl<'m> Rollout<'m> {
     ///
     /// # Panics
     /// If `body` panics; modes and generators are then as before.
-    pub fn block<R, F>(
-        &self,
-        name: &str,
-        inputs: &[(&str, &Tensor)],
-        body: F,
-    ) -> Result<R::Value, ReplayError>
+    pub fn block<R, F>(&self, name: &str, inputs: &[(&str, &Tensor)], body: F) -> Result<R::Value, ReplayError>
     where
         R: ReplayOutput,
         F: Fn(&Rollout<'m>, &[Tensor]) -> R + 'm,
@@ -155,29 +149,29 @@ impl<'m> Rollout<'m> {
         self.check_loss(loss)?;
         let started = Instant::now();
         let failed = |error: ShimError| ReplayError::Backward { source: error.into() };
-        let transaction = match self.state.options.transaction {
-            true => Some(Transaction::begin(self.leaves(loss)?).map_err(failed)?),
-            false => None,
+        let transaction = if self.state.options.transaction {
+            Some(Transaction::begin(self.leaves(loss)?).map_err(failed)?)
+        } else {
+            None
         };
         let outcome = ffi::backward(self.state.id, &*self.state, loss);
-        match (self.state.take_failure(), outcome) {
-            (Some(failure), _) => {
-                drop(transaction);
-                match failure {
-                    Failure::Error(error) => return Err(error),
-                    Failure::Panic(payload) => {
-                        drop(self);
-                        resume_unwind(payload)
-                    }
-                }
-            }
-            (None, Err(error)) => return Err(engine_error(error)),
-            (None, Ok(())) => {}
+        if let Some(failure) = self.failure(outcome) {
+            drop((transaction, self));
+            return match failure {
+                Failure::Error(error) => Err(error),
+                Failure::Panic(payload) => resume_unwind(payload),
+            };
         }
         if let Some(transaction) = transaction {
             transaction.commit().map_err(failed)?;
         }
         Ok(self.state.ledger.borrow().report(started.elapsed()))
+    }
+
+    /// Why the pass failed, if it did: what a block kept says more than what the engine made of it.
+    fn failure(&self, outcome: Result<(), ShimError>) -> Option<Failure> {
+        let engine = || outcome.err().map(|error| Failure::Error(engine_error(error)));
+        self.state.take_failure().or_else(engine)
     }
 
     fn check_loss(&self, loss: &Tensor) -> Result<(), ReplayError> {
@@ -197,8 +191,7 @@ impl<'m> Rollout<'m> {
     /// Every leaf that the backward pass may accumulate into: the stores' variables as they are now, trainable
     /// tensors that blocks captured, and the leaves of the graph around the blocks.
     fn leaves(&self, loss: &Tensor) -> Result<Vec<Tensor>, ReplayError> {
-        let around =
-            ffi::leaves([loss]).map_err(|error| ReplayError::Backward { source: error.into() })?;
+        let around = ffi::leaves([loss]).map_err(|error| ReplayError::Backward { source: error.into() })?;
         let captured = self.state.captured.borrow();
         let captured = captured.values().filter_map(ffi::WeakTensor::upgrade);
         let around = around.into_iter().map(|(_, leaf)| leaf);

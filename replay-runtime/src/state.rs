@@ -22,8 +22,7 @@ use crate::store::{Snapshot, Store};
 
 /// A block's body with its types forgotten. It gets the state, so that it can make a handle for nested blocks,
 /// and the leaves of its inputs.
-pub(crate) type Body<'m> =
-    dyn Fn(&Rc<State<'m>>, &[Option<Tensor>]) -> Result<Vec<Tensor>, BoxError> + 'm;
+pub(crate) type Body<'m> = dyn Fn(&Rc<State<'m>>, &[Option<Tensor>]) -> Result<Vec<Tensor>, BoxError> + 'm;
 
 /// How a block and its inputs are called.
 pub(crate) struct Label {
@@ -173,8 +172,7 @@ impl<'m> State<'m> {
     /// Entries own closures, and a closure's captures run user code when they are dropped: never while the table
     /// is borrowed.
     pub(crate) fn sweep(&self) {
-        let dead: Vec<_> =
-            self.graveyard.sweep().into_iter().map(|number| self.remove(number)).collect();
+        let dead: Vec<_> = self.graveyard.sweep().into_iter().map(|number| self.remove(number)).collect();
         drop(dead);
     }
 

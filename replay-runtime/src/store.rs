@@ -109,8 +109,7 @@ impl Snapshot {
             }
             _ => Rc::new(Variables::collect(stores)),
         };
-        let fingerprints =
-            variables.items.iter().map(|v| ffi::fingerprint(&v.tensor)).collect::<Result<_, _>>()?;
+        let fingerprints = variables.items.iter().map(|v| ffi::fingerprint(&v.tensor)).collect::<Result<_, _>>()?;
         let buffers = variables.items.iter().filter(|v| v.buffer).map(|v| copy(&v.tensor)).collect();
         let storages = variables.items.iter().filter_map(|v| ffi::storage(&v.tensor)).collect();
         Ok(Rc::new(Self { variables, count, fingerprints, buffers, storages }))

@@ -56,11 +56,7 @@ struct Noted {
 }
 
 impl Tape {
-    fn block<R: ReplayOutput>(
-        &self,
-        inputs: &[(&str, &Tensor)],
-        body: impl Fn(&[Tensor]) -> R,
-    ) -> Vec<Tensor> {
+    fn block<R: ReplayOutput>(&self, inputs: &[(&str, &Tensor)], body: impl Fn(&[Tensor]) -> R) -> Vec<Tensor> {
         let inputs: Vec<_> = inputs.iter().map(|(_, input)| input.shallow_clone()).collect();
         let leaves: Vec<_> = inputs.iter().map(leaf).collect();
         let outputs = body(&leaves).into_tensors().expect("the body succeeds");
@@ -112,7 +108,7 @@ fn around(
     let targets: Vec<&Tensor> = trained.iter().map(|(target, _)| *target).collect();
     let grads = Tensor::run_backward(&[root], &targets, true, false);
     for ((_, slot), grad) in trained.into_iter().zip(grads) {
-        add(slot, grad);
+        add(slot, &grad);
     }
 }
 
@@ -132,15 +128,15 @@ fn with_leaves(
     let leaf_grads = leaves.iter().map(&mut next).collect();
     for (target, slot) in wanted.iter().zip(sums) {
         if let Some(grad) = next(target) {
-            add(slot, grad);
+            add(slot, &grad);
         }
     }
     leaf_grads
 }
 
-fn add(slot: &mut Option<Tensor>, grad: Tensor) {
+fn add(slot: &mut Option<Tensor>, grad: &Tensor) {
     if grad.defined() {
-        *slot = Some(slot.take().map_or_else(|| grad.shallow_clone(), |sum| sum + &grad));
+        *slot = Some(slot.take().map_or_else(|| grad.shallow_clone(), |sum| sum + grad));
     }
 }
 
@@ -287,7 +283,6 @@ pub fn bytes(tensor: &Tensor) -> Vec<u8> {
 }
 
 /// Normal random numbers on the CPU, the same ones for the same seed.
-#[must_use]
 pub fn randn(seed: i64, size: &[i64], kind: Kind) -> Tensor {
     tch::manual_seed(seed);
     Tensor::randn(size, (kind, Device::Cpu))

@@ -33,9 +33,7 @@ fn a_chain_equals_blockwise_autograd() {
 fn twice<'m>(how: &How<'_, 'm>, model: &'m nn::Linear, _: &[(String, Tensor)]) -> Tensor {
     let mut state = randn(1, &[5, 6], Kind::Float);
     for _ in 0..4 {
-        state = how.block("step", &[("state", &state)], |i| {
-            model.forward(&model.forward(&i[0]).tanh()).sigmoid()
-        });
+        state = how.block("step", &[("state", &state)], |i| model.forward(&model.forward(&i[0]).tanh()).sigmoid());
     }
     state.square().sum(Kind::Float)
 }
@@ -61,23 +59,31 @@ fn several_inputs_and_outputs_with_gradients_of_the_inputs() {
 
 #[test]
 fn an_unused_output_changes_nothing() {
-    assert_exact(Oracle::Plain, || Setup::new(linear), |how, model, _| {
-        let x = randn(2, &[5, 6], Kind::Float);
-        let (a, _) = how.block("pair", &[("x", &x)], |i| {
-            let h = model.forward(&i[0]);
-            (h.tanh(), h.exp())
-        });
-        a.sum(Kind::Float)
-    });
+    assert_exact(
+        Oracle::Plain,
+        || Setup::new(linear),
+        |how, model, _| {
+            let x = randn(2, &[5, 6], Kind::Float);
+            let (a, _) = how.block("pair", &[("x", &x)], |i| {
+                let h = model.forward(&i[0]);
+                (h.tanh(), h.exp())
+            });
+            a.sum(Kind::Float)
+        },
+    );
 }
 
 #[test]
 fn an_integer_input_selects_rows() {
     let build = |path: &nn::Path<'_>| nn::embedding(path, 10, 4, nn::EmbeddingConfig::default());
-    assert_exact(Oracle::Plain, || Setup::new(build), |how, model, _| {
-        let tokens = Tensor::from_slice(&[1i64, 3, 3, 9]);
-        how.block("embed", &[("tokens", &tokens)], |i| model.forward(&i[0])).square().sum(Kind::Float)
-    });
+    assert_exact(
+        Oracle::Plain,
+        || Setup::new(build),
+        |how, model, _| {
+            let tokens = Tensor::from_slice(&[1i64, 3, 3, 9]);
+            how.block("embed", &[("tokens", &tokens)], |i| model.forward(&i[0])).square().sum(Kind::Float)
+        },
+    );
 }
 
 #[test]
@@ -105,27 +111,29 @@ fn plain_autograd_before_between_and_after_blocks() {
 #[test]
 fn a_recurrent_cell_keeps_its_kernels() {
     let build = |path: &nn::Path<'_>| nn::lstm(path, 6, 6, nn::RNNConfig::default());
-    assert_exact(Oracle::Plain, || Setup::new(build), |how, model, _| {
-        let x = randn(4, &[2, 5, 6], Kind::Float);
-        let zeros = Tensor::zeros([1, 2, 6], (Kind::Float, tch::Device::Cpu));
-        how.block("lstm", &[("x", &x), ("h", &zeros), ("c", &zeros)], |i| {
-            use nn::RNN;
-            let state = nn::LSTMState((i[1].shallow_clone(), i[2].shallow_clone()));
-            model.seq_init(&i[0], &state).0
-        })
-        .square()
-        .sum(Kind::Float)
-    });
+    assert_exact(
+        Oracle::Plain,
+        || Setup::new(build),
+        |how, model, _| {
+            let x = randn(4, &[2, 5, 6], Kind::Float);
+            let zeros = Tensor::zeros([1, 2, 6], (Kind::Float, tch::Device::Cpu));
+            how.block("lstm", &[("x", &x), ("h", &zeros), ("c", &zeros)], |i| {
+                use nn::RNN;
+                let state = nn::LSTMState((i[1].shallow_clone(), i[2].shallow_clone()));
+                model.seq_init(&i[0], &state).0
+            })
+            .square()
+            .sum(Kind::Float)
+        },
+    );
 }
 
 /// Central differences of the loss, in f64, against the replayed gradient.
 #[test]
 fn finite_differences_agree() {
     let setup = || {
-        Setup::new(|path| path.var("w", &[4, 4], nn::Init::Randn { mean: 0.0, stdev: 0.5 })).leaf(
-            "x",
-            randn(5, &[3, 4], Kind::Double).set_requires_grad(true),
-        )
+        Setup::new(|path| path.var("w", &[4, 4], nn::Init::Randn { mean: 0.0, stdev: 0.5 }))
+            .leaf("x", randn(5, &[3, 4], Kind::Double).set_requires_grad(true))
     };
     let program = |how: &How<'_, '_>, x: &Tensor, w: &Tensor| {
         let mut h = x.shallow_clone();
@@ -146,7 +154,7 @@ fn finite_differences_agree() {
     for (leaf, other) in [(x, &w), (&w, x)] {
         for i in 0..i64::try_from(leaf.numel()).unwrap() {
             let at = |delta: f64| {
-                let mut moved = leaf.detach().copy();
+                let moved = leaf.detach().copy();
                 let _ = moved.view(-1).get(i).g_add_scalar_(delta);
                 let other = other.detach();
                 let loss = if std::ptr::eq(leaf, x) {

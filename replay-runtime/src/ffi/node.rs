@@ -58,12 +58,7 @@ impl NodeState {
 pub(crate) trait Replayer {
     /// Replays the block of `node` and differentiates it. Returns the gradients of its inputs, or `None` when it
     /// failed and has kept the reason.
-    fn replay(
-        &self,
-        node: &NodeState,
-        scope: Scope<'_>,
-        grads: Vec<Option<Tensor>>,
-    ) -> Option<Vec<Option<Tensor>>>;
+    fn replay(&self, node: &NodeState, scope: Scope<'_>, grads: Vec<Option<Tensor>>) -> Option<Vec<Option<Tensor>>>;
 
     /// Keeps the payload of a panic that `replay` let through.
     fn panicked(&self, payload: Box<dyn Any + Send>);
@@ -82,9 +77,7 @@ impl Scope<'_> {
         let grads = raw(grads);
         // SAFETY: the scope lives while the callback it was handed to runs, which `'s` does not outlive; edges and
         // gradients live until the call returns.
-        check(unsafe {
-            sys::replay_differentiate(self.0, edges.0.as_ptr(), grads.as_ptr(), grads.len())
-        })
+        check(unsafe { sys::replay_differentiate(self.0, edges.0.as_ptr(), grads.as_ptr(), grads.len()) })
     }
 }
 
@@ -156,9 +149,7 @@ pub(crate) fn backward(rollout: u64, replayer: &dyn Replayer, loss: &Tensor) -> 
 const ANY_AGE: u64 = u64::MAX;
 
 /// The leaves that the graphs of `roots` accumulate into, by identity, each once.
-pub(crate) fn leaves<'t>(
-    roots: impl IntoIterator<Item = &'t Tensor>,
-) -> Result<Vec<(usize, Tensor)>, ShimError> {
+pub(crate) fn leaves<'t>(roots: impl IntoIterator<Item = &'t Tensor>) -> Result<Vec<(usize, Tensor)>, ShimError> {
     walk(&raw(roots), ANY_AGE)
 }
 
@@ -188,9 +179,7 @@ fn walk(roots: &[*const C_tensor], since: u64) -> Result<Vec<(usize, Tensor)>, S
     }
     let mut found: Vec<(usize, Tensor)> = Vec::new();
     // SAFETY: the roots are borrowed for the call, and `visit` gets the vector only while it runs.
-    check(unsafe {
-        sys::replay_leaves(roots.as_ptr(), roots.len(), since, visit, (&raw mut found).cast())
-    })?;
+    check(unsafe { sys::replay_leaves(roots.as_ptr(), roots.len(), since, visit, (&raw mut found).cast()) })?;
     Ok(found)
 }
 

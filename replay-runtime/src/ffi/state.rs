@@ -74,11 +74,7 @@ impl SavedTensor {
     /// A new leaf with the saved values, on the device the input was on.
     pub(crate) fn leaf(&self, requires_grad: bool) -> Result<Tensor, ShimError> {
         // SAFETY: the object lives as long as `self`; the result is new.
-        unsafe {
-            returned_some(|out| {
-                sys::replay_saved_leaf(self.0.as_ptr(), c_int::from(requires_grad), out)
-            })
-        }
+        unsafe { returned_some(|out| sys::replay_saved_leaf(self.0.as_ptr(), c_int::from(requires_grad), out)) }
     }
 
     /// The version counter of the input; 0 for a copy, which nobody can change.
@@ -138,16 +134,12 @@ fn device_code(device: Device) -> (c_int, c_int) {
 
 pub(crate) fn autocast_enter(device: Device, enabled: bool, dtype: i8) -> Result<(), ShimError> {
     // SAFETY: plain numbers; LibTorch throws on those it does not know, and the shim catches.
-    check(unsafe {
-        sys::replay_autocast_enter(device_code(device).0, c_int::from(enabled), c_int::from(dtype))
-    })
+    check(unsafe { sys::replay_autocast_enter(device_code(device).0, c_int::from(enabled), c_int::from(dtype)) })
 }
 
 pub(crate) fn autocast_leave(device: Device, enabled: bool, dtype: i8) -> Result<(), ShimError> {
     // SAFETY: as for `autocast_enter`.
-    check(unsafe {
-        sys::replay_autocast_leave(device_code(device).0, c_int::from(enabled), c_int::from(dtype))
-    })
+    check(unsafe { sys::replay_autocast_leave(device_code(device).0, c_int::from(enabled), c_int::from(dtype)) })
 }
 
 /// Forgets the weights that autocast has cast so far.

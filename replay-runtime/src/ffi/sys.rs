@@ -64,11 +64,7 @@ unsafe extern "C" {
         context: *mut c_void,
     ) -> c_int;
 
-    pub(super) fn replay_detach_output(
-        tensor: *const C_tensor,
-        aliases: c_int,
-        out: *mut *mut C_tensor,
-    ) -> c_int;
+    pub(super) fn replay_detach_output(tensor: *const C_tensor, aliases: c_int, out: *mut *mut C_tensor) -> c_int;
     pub(super) fn replay_fingerprint(tensor: *const C_tensor, out: *mut Fingerprint) -> c_int;
     pub(super) fn replay_impl(tensor: *const C_tensor) -> usize;
     pub(super) fn replay_storage(tensor: *const C_tensor) -> usize;
@@ -77,11 +73,7 @@ unsafe extern "C" {
     pub(super) fn replay_set_grad(tensor: *const C_tensor, grad: *const C_tensor) -> c_int;
 
     pub(super) fn replay_saved_new(tensor: *const C_tensor, on_host: c_int, out: *mut *mut CSaved) -> c_int;
-    pub(super) fn replay_saved_leaf(
-        saved: *const CSaved,
-        requires_grad: c_int,
-        out: *mut *mut C_tensor,
-    ) -> c_int;
+    pub(super) fn replay_saved_leaf(saved: *const CSaved, requires_grad: c_int, out: *mut *mut C_tensor) -> c_int;
     pub(super) fn replay_saved_version(saved: *const CSaved, out: *mut u64) -> c_int;
     pub(super) fn replay_saved_free(saved: *mut CSaved);
     pub(super) fn replay_weak_new(tensor: *const C_tensor) -> *mut CWeak;

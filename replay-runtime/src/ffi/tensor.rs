@@ -37,9 +37,7 @@ pub(super) fn raw<'t>(tensors: impl IntoIterator<Item = &'t Tensor>) -> Vec<*con
 ///
 /// # Safety
 /// `call` writes to the pointer only null or a tensor that nobody else owns.
-pub(super) unsafe fn returned(
-    call: impl FnOnce(*mut *mut C_tensor) -> c_int,
-) -> Result<Option<Tensor>, ShimError> {
+pub(super) unsafe fn returned(call: impl FnOnce(*mut *mut C_tensor) -> c_int) -> Result<Option<Tensor>, ShimError> {
     let mut out = ptr::null_mut();
     check(call(&raw mut out))?;
     // SAFETY: as the caller promises.
@@ -50,9 +48,7 @@ pub(super) unsafe fn returned(
 ///
 /// # Safety
 /// As for [`returned`], and `call` writes a tensor when it answers 0.
-pub(super) unsafe fn returned_some(
-    call: impl FnOnce(*mut *mut C_tensor) -> c_int,
-) -> Result<Tensor, ShimError> {
+pub(super) unsafe fn returned_some(call: impl FnOnce(*mut *mut C_tensor) -> c_int) -> Result<Tensor, ShimError> {
     // SAFETY: as the caller promises.
     let tensor = unsafe { returned(call) }?;
     Ok(tensor.expect("the shim answered 0 without a tensor"))
@@ -61,9 +57,7 @@ pub(super) unsafe fn returned_some(
 /// `tensor` without history. With `aliases`, a view on which an in-place operation is an error.
 pub(crate) fn detach_output(tensor: &Tensor, aliases: bool) -> Result<Tensor, ShimError> {
     // SAFETY: `tensor` is borrowed for the call; the result is new.
-    unsafe {
-        returned_some(|out| sys::replay_detach_output(tensor.as_ptr(), c_int::from(aliases), out))
-    }
+    unsafe { returned_some(|out| sys::replay_detach_output(tensor.as_ptr(), c_int::from(aliases), out)) }
 }
 
 /// What must not differ between forward and replay.

@@ -52,7 +52,10 @@ impl World {
     }
 
     #[replay_block]
-    fn many(&self, x: &Tensor) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, State, tch::Tensor) {
+    fn many(
+        &self,
+        x: &Tensor,
+    ) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, State, tch::Tensor) {
         let y = |by: f64| x + by;
         (y(0.), y(1.), y(2.), y(3.), y(4.), y(5.), y(6.), y(7.), y(8.), y(9.), y(10.), y(11.))
     }

@@ -45,7 +45,15 @@ impl World {
         #[meta] body: f64,
         #[meta] __replay_block: f64,
     ) -> Tensor {
-        rollout + replay_rollout + inputs + leaves + self_ + block + __replay_inputs + __replay_leaves + __replay_rollout
+        rollout
+            + replay_rollout
+            + inputs
+            + leaves
+            + self_
+            + block
+            + __replay_inputs
+            + __replay_leaves
+            + __replay_rollout
             + r#type
             + body
             + __replay_block

@@ -8,7 +8,12 @@ struct Net<T>(T);
 
 impl<T> Net<T> {
     #[replay_block]
-    fn never_called<N: Clone + Send + 'static>(&self, x: &Tensor, mask: Option<&Tensor>, #[meta] n: N) -> Result<(Tensor, Tensor), String> {
+    fn never_called<N: Clone + Send + 'static>(
+        &self,
+        x: &Tensor,
+        mask: Option<&Tensor>,
+        #[meta] n: N,
+    ) -> Result<(Tensor, Tensor), String> {
         Ok((x.shallow_clone(), x.shallow_clone()))
     }
 }

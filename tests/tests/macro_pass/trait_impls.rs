@@ -1,8 +1,8 @@
 //! The attribute on trait impls: siblings in an inherent impl beside it.
 
 use replay_runtime::replay_block;
-use tch::nn::{Module, ModuleT};
 use tch::Tensor;
+use tch::nn::{Module, ModuleT};
 
 use crate::{scalar, value};
 

@@ -18,5 +18,5 @@ impl World {
 }
 
 fn main() {
-    World.call(&Tensor::from(1.0));
+    let _ = World.call(&Tensor::from(1.0));
 }
