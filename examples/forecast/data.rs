@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 
 /// Months in a year: the season that the whole example is about.
 pub(crate) const YEAR: usize = 12;
@@ -42,7 +42,8 @@ impl Series {
                 let last = first + i64::try_from(years)? - 1;
                 ensure!(
                     wanted > first && wanted <= last,
-                    "no year {wanted} to hold out from: the file has {first} to {last}; choose one with --test-from YEAR"
+                    "no months to hold out from {wanted}: choose a year from {} to {last} with --test-from YEAR",
+                    first + 1
                 );
                 Ok(usize::try_from(wanted - first)? * YEAR)
             }
@@ -52,9 +53,9 @@ impl Series {
 
 /// Reads a file; `column` picks one column of a file with a header and one value a row.
 pub(crate) fn read(path: &Path, column: Option<&str>) -> Result<Series> {
-    let file = File::open(path)
-        .with_context(|| format!("cannot open {}: name an existing file with --csv", path.display()))?;
-    parse(file, column).with_context(|| format!("cannot read {}", path.display()))
+    let name = path.display();
+    let file = File::open(path).map_err(|error| anyhow!("cannot open {name} ({error}): name a CSV file with --csv"))?;
+    parse(file, column).map_err(|error| anyhow!("{name}, {error:#}"))
 }
 
 /// Reads the text of a file; errors name line and column.

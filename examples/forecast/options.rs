@@ -46,10 +46,10 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 16)]
     pub(crate) windows: usize,
     /// Ensemble members that forecast each window, every one with its own noise.
-    #[arg(long, default_value_t = 64)]
+    #[arg(long, default_value_t = 48)]
     pub(crate) ensemble: usize,
     /// Width of the recurrent state.
-    #[arg(long, default_value_t = 128)]
+    #[arg(long, default_value_t = 160)]
     pub(crate) width: i64,
     /// Seed of weights, windows and noise.
     #[arg(long, default_value_t = 1)]

@@ -49,7 +49,7 @@ impl Batch {
         let last = anomalies.len().checked_sub(options.months + 1 + YEAR);
         ensure!(
             last.is_some(),
-            "{} training months are too few for rollouts of {}: lower --months",
+            "{} training months are too few for rollouts of {}: lower --months, or hold out less with --test-from",
             anomalies.len(),
             options.months
         );

@@ -59,6 +59,7 @@ impl Call<'_, '_> {
             // The outer block's graph is dropped after its forward; so that at most one graph of an inner block
             // lives, the outputs only say that they require grad.
             ffi::barrier(&attached).in_block(&self.label.block, "mark the outputs")?;
+            self.state.inner_captured.borrow_mut().extend(forward.captured);
         } else {
             self.record(forward, records, &recorded, &attached)?;
         }
@@ -84,15 +85,18 @@ impl Call<'_, '_> {
 
         let guard = ModesGuard::enter(&modes).in_block(block, "set the thread's modes")?;
         let since = ffi::sequence();
+        let captured_before = self.state.inner_captured.borrow().len();
         let pass = self.state.enter(Pass::Forward);
         let outputs = run_within(&*self.context, block, Pass::Forward, || (self.body)(self.state, &leaves));
         drop(pass);
         drop(guard);
+        let inner = self.state.inner_captured.borrow_mut().split_off(captured_before);
         let outputs = outputs?;
 
         self.check_outputs(&outputs)?;
         self.check_unwritten(&versions, &variables)?;
-        let captured = self.captured(&outputs, &leaves, &variables, since)?;
+        let mut captured = self.captured(&outputs, &leaves, &variables, since)?;
+        captured.extend(inner);
         let rng = rng.into_iter().map(RngBefore::after_forward).collect::<Result<_, _>>();
         let rng = rng.in_block(block, "read the random number generator")?;
         Ok(Forward { outputs, leaves, versions, variables, modes, rng, captured })
@@ -213,7 +217,7 @@ impl Call<'_, '_> {
                 records.push(None);
                 continue;
             };
-            let kept = self.state.saved.keep(input, *version, offload).in_block(block, "save an input")?;
+            let kept = self.state.saved.keep(input, offload).in_block(block, "save an input")?;
             let on_host = offload && input.device().is_cuda();
             self.state.ledger.borrow_mut().saved(block, kept.bytes, on_host);
             // A copy on the host has no version of its own, and needs none.

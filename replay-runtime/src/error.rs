@@ -14,7 +14,7 @@ use crate::output::BoxError;
 #[non_exhaustive]
 pub enum ReplayError {
     /// The block's body returned an error; it is the source.
-    #[error("replay block `{block}` returned an error in its {pass}: {source}")]
+    #[error("replay block `{block}` returned an error in its {pass}: {}", brief(.source))]
     Block {
         /// The block.
         block: String,
@@ -25,7 +25,7 @@ pub enum ReplayError {
     },
 
     /// The block's [`ReplayContext`](crate::ReplayContext) returned an error; it is the source.
-    #[error("the context of replay block `{block}` could not be entered in its {pass}: {source}")]
+    #[error("the context of replay block `{block}` could not be entered in its {pass}: {}", brief(.source))]
     Context {
         /// The block.
         block: String,
@@ -278,6 +278,13 @@ impl fmt::Display for Pass {
             Self::Replay => "replay",
         })
     }
+}
+
+/// The user's error in at most two lines. One of tch's carries a C++ backtrace, which `source()` keeps.
+fn brief(source: &BoxError) -> String {
+    let text = source.to_string();
+    let lines = text.lines().take_while(|line| !line.starts_with("Exception raised from"));
+    lines.take(2).collect::<Vec<_>>().join("\n")
 }
 
 /// What LibTorch reported. `Display` is its first line, `Debug` all of it with the C++ backtrace.

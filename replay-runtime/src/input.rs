@@ -166,7 +166,8 @@ mod tests {
     fn every_form_gives_its_tensor_and_comes_back() {
         let tensor = Tensor::from(2.0);
         let (absent, twin) = (None::<Tensor>, Some(&tensor));
-        let (first, borrowed) = input(&&tensor);
+        let reference = &tensor;
+        let (first, borrowed) = input(&reference);
         let (second, owned) = input(&tensor);
         let (third, optional_borrowed) = input(&twin);
         let (fourth, optional_owned) = input(&absent);

@@ -1,4 +1,55 @@
 //! Activation checkpointing for [`tch`]: the exact gradient of a whole rollout in the memory of one block.
+//!
+//! A *replay block* is a piece of a model, usually one step of it, of which the forward pass keeps only the inputs.
+//! [`Rollout::backward`] runs the block again, differentiates it, and adds the gradients of all blocks up in the
+//! variables' own `.grad`.
+//!
+//! ```no_run
+//! use replay_runtime::{ReplayError, Rollout, replay_block};
+//! use tch::{Device, Kind, Tensor, nn, nn::Module};
+//!
+//! struct Cell(nn::Linear);
+//!
+//! impl Cell {
+//!     #[replay_block]
+//!     fn step(&self, state: &Tensor, input: &Tensor) -> Tensor {
+//!         (self.0.forward(state) + input).tanh()
+//!     }
+//! }
+//!
+//! # fn main() -> Result<(), ReplayError> {
+//! let vs = nn::VarStore::new(Device::Cpu);
+//! let cell = Cell(nn::linear(vs.root(), 64, 64, Default::default()));
+//! let inputs = Tensor::randn([100, 32, 64], (Kind::Float, Device::Cpu));
+//!
+//! let rollout = Rollout::new(&vs);
+//! let mut state = Tensor::zeros([32, 64], (Kind::Float, Device::Cpu));
+//! for i in 0..100 {
+//!     state = cell.step_replay(&rollout, &state, &inputs.get(i))?;
+//! }
+//! rollout.backward(&state.square().mean(Kind::Float))?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # The order of things
+//!
+//! The model is made before the rollout, because blocks borrow it for as long as the rollout lives; otherwise the
+//! compiler says that the model "does not live long enough" (E0597). The rollout borrows the
+//! [`VarStore`](tch::nn::VarStore), so that `freeze` and `load` cannot happen in between. `backward` ends it; the
+//! optimizer's step comes after.
+//!
+//! # What a block must be
+//!
+//! Its body runs twice and must do the same both times: read its inputs, `#[meta]` data, trainable variables, and
+//! state that a [`ReplayContext`] restores; draw random numbers from LibTorch's default generators only; change
+//! nothing that it reads. What of this can be noticed is an error, in the compiler or as a [`ReplayError`].
+//! [`is_replaying`] tells code inside a block which run it is in.
+//!
+//! # Exactness
+//!
+//! On CPU with one thread, gradients have the bits of autograd taken block by block, and those of plain autograd over
+//! the whole graph where the sums associate alike; the README says when.
 
 mod accumulator;
 mod block;

@@ -6,14 +6,14 @@ use std::sync::{Arc, Weak};
 
 use tch::Tensor;
 
-use crate::ffi::{self, SavedTensor, ShimError};
+use crate::ffi::{self, Fingerprint, SavedTensor, ShimError};
 
 /// The inputs that live nodes of a rollout keep, by identity.
 ///
 /// An entry is valid while its saved tensor lives, which is also how long the identity stays taken.
 #[derive(Default)]
 pub(crate) struct SavedInputs {
-    by_identity: RefCell<HashMap<usize, (u64, Weak<SavedTensor>)>>,
+    by_identity: RefCell<HashMap<usize, (Fingerprint, Weak<SavedTensor>)>>,
 }
 
 /// A saved input and the bytes that saving it costs: 0 where another block keeps it already.
@@ -23,12 +23,15 @@ pub(crate) struct Kept {
 }
 
 impl SavedInputs {
-    /// Keeps `tensor`, whose version counter stands at `version`.
-    pub(crate) fn keep(&self, tensor: &Tensor, version: u64, on_host: bool) -> Result<Kept, ShimError> {
+    /// Keeps `tensor` as it is now.
+    pub(crate) fn keep(&self, tensor: &Tensor, on_host: bool) -> Result<Kept, ShimError> {
         let identity = ffi::identity(tensor);
+        // The whole fingerprint, since `set_data` gives a tensor other values at the same version. Whether it
+        // requires grad is no matter of its values.
+        let print = Fingerprint { requires_grad: false, ..ffi::fingerprint(tensor)? };
         let mut by_identity = self.by_identity.borrow_mut();
         if let Some((known, saved)) = by_identity.get(&identity)
-            && *known == version
+            && *known == print
             && let Some(saved) = saved.upgrade()
         {
             return Ok(Kept { saved, bytes: 0 });
@@ -38,7 +41,7 @@ impl SavedInputs {
             by_identity.retain(|_, (_, saved)| saved.strong_count() > 0);
         }
         let saved = Arc::new(SavedTensor::new(tensor, on_host)?);
-        by_identity.insert(identity, (version, Arc::downgrade(&saved)));
+        by_identity.insert(identity, (print, Arc::downgrade(&saved)));
         Ok(Kept { saved, bytes: ffi::nbytes(tensor) })
     }
 

@@ -105,6 +105,8 @@ pub(crate) struct State<'m> {
     pub(crate) ledger: RefCell<Ledger>,
     /// Trainable tensors that blocks use and no store knows.
     pub(crate) captured: RefCell<HashMap<usize, WeakTensor>>,
+    /// What inner blocks captured in the forward of the outer block under way: its replay depends on it too.
+    pub(crate) inner_captured: RefCell<Vec<(Tensor, Fingerprint)>>,
     /// The one CUDA device of the rollout, once a tensor on it was seen.
     pub(crate) cuda: Cell<Option<Device>>,
     stores: Vec<&'m dyn Store>,
@@ -126,6 +128,7 @@ impl<'m> State<'m> {
             graveyard: Arc::default(),
             ledger: RefCell::default(),
             captured: RefCell::default(),
+            inner_captured: RefCell::default(),
             cuda: Cell::new(None),
             stores,
             snapshot: RefCell::new(None),
@@ -185,6 +188,7 @@ impl<'m> State<'m> {
         drop(table);
         self.saved.clear();
         self.captured.take();
+        self.inner_captured.take();
         self.snapshot.take();
     }
 

@@ -75,7 +75,7 @@ impl Tape {
             tape.iter().map(|noted| noted.handed_out.iter().map(|_| None).collect()).collect();
         around(&tape, loss, wanted, &mut arrived, &mut sums);
         for (i, noted) in tape.iter().enumerate().rev() {
-            let grads = std::mem::take(&mut arrived[i]);
+            let grads: Vec<_> = arrived[i].iter_mut().map(Option::take).collect();
             let reached = noted.outputs.iter().zip(grads).filter_map(|(output, grad)| Some((output, grad?)));
             // The gradient of each product's sum with respect to `output` is `grad`, to the last bit.
             let products = reached.map(|(output, grad)| (output * grad).sum(output.kind()));
@@ -287,3 +287,8 @@ pub fn randn(seed: i64, size: &[i64], kind: Kind) -> Tensor {
     tch::manual_seed(seed);
     Tensor::randn(size, (kind, Device::Cpu))
 }
+
+/// The README's code, compiled.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;

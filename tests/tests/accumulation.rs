@@ -23,15 +23,14 @@ fn chain<'m>(how: &How<'_, 'm>, model: &'m nn::Linear, _: &[(String, Tensor)]) -
 }
 
 /// Gives `leaf` a gradient by plain autograd.
-fn old_grad(leaf: &Tensor, seed: i64) -> Tensor {
+fn give_grad(leaf: &Tensor, seed: i64) {
     (leaf * randn(seed, &leaf.size(), leaf.kind())).sum(leaf.kind()).backward();
-    leaf.grad()
 }
 
 fn with_old_grads() -> Setup<nn::Linear> {
     let setup = Setup::new(linear);
-    old_grad(&setup.model.ws, 21);
-    old_grad(setup.model.bs.as_ref().unwrap(), 22);
+    give_grad(&setup.model.ws, 21);
+    give_grad(setup.model.bs.as_ref().unwrap(), 22);
     setup
 }
 
@@ -99,26 +98,28 @@ fn plain_and_replayed_backward_passes_alternate() {
 fn a_leaf_among_the_inputs_accumulates_too() {
     let build = || {
         let setup = Setup::new(linear).leaf("x", randn(2, &[5, 6], Kind::Float).set_requires_grad(true));
-        old_grad(&setup.leaves[0].1, 23);
+        give_grad(&setup.leaves[0].1, 23);
         setup
     };
-    fn program<'m>(how: &How<'_, 'm>, model: &'m nn::Linear, leaves: &[(String, Tensor)]) -> Tensor {
-        let x = &leaves[0].1;
-        how.block("step", &[("x", x)], |i| model.forward(&i[0]).tanh()).sum(Kind::Float)
-    }
     let plain = build();
-    program(&How::Plain, &plain.model, &plain.leaves).backward();
+    step_of_a_leaf(&How::Plain, &plain.model, &plain.leaves).backward();
     let setup = build();
     let handle = setup.leaves[0].1.grad();
-    replayed(&setup, program);
+    replayed(&setup, step_of_a_leaf);
     assert_equal_grads(&plain, &setup);
     assert!(same_bits(&handle, &setup.leaves[0].1.grad()));
+}
+
+fn step_of_a_leaf<'m>(how: &How<'_, 'm>, model: &'m nn::Linear, leaves: &[(String, Tensor)]) -> Tensor {
+    let x = &leaves[0].1;
+    how.block("step", &[("x", x)], |i| model.forward(&i[0]).tanh()).sum(Kind::Float)
 }
 
 #[test]
 fn what_no_block_reaches_stays_as_it_was() {
     let setup = Setup::new(|path| (linear(&(path / "used")), linear(&(path / "idle")), linear(&(path / "old"))));
-    let old = old_grad(&setup.model.2.ws, 24);
+    give_grad(&setup.model.2.ws, 24);
+    let old = setup.model.2.ws.grad();
     let before = old.copy();
     replayed(&setup, |how, model, _| chain(how, &model.0, &[]));
     let grads = setup.grads();
@@ -145,7 +146,7 @@ fn a_parameter_whose_output_is_unused_stays_none() {
 /// One tensor under two names.
 fn tied(path: &nn::Path<'_>) -> nn::Linear {
     let linear = linear(path);
-    path.add("tied", linear.ws.shallow_clone(), true);
+    let _ = path.add("tied", linear.ws.shallow_clone(), true);
     linear
 }
 
@@ -154,7 +155,7 @@ fn a_tied_parameter_counts_once() {
     let plain = Setup::new(tied);
     let setup = Setup::new(tied);
     for setup in [&plain, &setup] {
-        old_grad(&setup.model.ws, 25);
+        give_grad(&setup.model.ws, 25);
     }
     chain(&How::Plain, &plain.model, &[]).backward();
     replayed(&setup, chain);
@@ -164,7 +165,8 @@ fn a_tied_parameter_counts_once() {
 #[test]
 fn a_tied_parameter_gets_its_gradient_back_after_a_failure() {
     let setup = Setup::new(tied);
-    let old = old_grad(&setup.model.ws, 25);
+    give_grad(&setup.model.ws, 25);
+    let old = setup.model.ws.grad();
     let before = old.copy();
     let model = &setup.model;
     let x = randn(2, &[5, 6], Kind::Float);
@@ -182,27 +184,24 @@ fn fails_in_replay(model: &nn::Linear, inputs: &[Tensor]) -> Result<Tensor, &'st
 
 #[test]
 fn several_stores_accumulate_through_one_rollout() {
-    let program = |how: &How<'_, '_>, generator: &'static nn::Linear, critic: &'static nn::Linear| {
-        let x = randn(2, &[5, 6], Kind::Float);
-        let made = how.block("generate", &[("x", &x)], |i| generator.forward(&i[0]).tanh());
-        how.block("criticise", &[("made", &made)], |i| critic.forward(&i[0]).square()).mean(Kind::Float)
-    };
-    // The closure above is for both ways of running; models that live forever keep its type simple.
-    let build = || -> (&'static Setup<nn::Linear>, &'static Setup<nn::Linear>) {
-        let generator = Box::leak(Box::new(Setup::new(linear)));
-        (generator, Box::leak(Box::new(with_old_grads())))
-    };
+    let build = || (Setup::new(linear), with_old_grads());
     let plain = build();
-    program(&How::Plain, &plain.0.model, &plain.1.model).backward();
+    adversarial(&How::Plain, &plain.0.model, &plain.1.model).backward();
 
     let (generator, critic) = build();
     let handle = critic.model.ws.grad();
     let rollout = Rollout::builder(&generator.vs).store(&critic.vs).build();
-    let loss = program(&How::Replay(&rollout), &generator.model, &critic.model);
+    let loss = adversarial(&How::Replay(&rollout), &generator.model, &critic.model);
     rollout.backward(&loss).unwrap();
-    assert_equal_grads(plain.0, generator);
-    assert_equal_grads(plain.1, critic);
+    assert_equal_grads(&plain.0, &generator);
+    assert_equal_grads(&plain.1, &critic);
     assert_eq!(handle.data_ptr(), critic.model.ws.grad().data_ptr());
+}
+
+fn adversarial<'m>(how: &How<'_, 'm>, generator: &'m nn::Linear, critic: &'m nn::Linear) -> Tensor {
+    let x = randn(2, &[5, 6], Kind::Float);
+    let made = how.block("generate", &[("x", &x)], |i| generator.forward(&i[0]).tanh());
+    how.block("criticise", &[("made", &made)], |i| critic.forward(&i[0]).square()).mean(Kind::Float)
 }
 
 #[test]
@@ -226,24 +225,25 @@ fn a_frozen_teacher_gets_none() {
 fn sparse_gradients_accumulate() {
     let config = nn::EmbeddingConfig { sparse: true, ..Default::default() };
     let build = || Setup::new(|path| nn::embedding(path, 10, 4, config));
-    fn program<'m>(how: &How<'_, 'm>, model: &'m nn::Embedding, _: &[(String, Tensor)]) -> Tensor {
-        let tokens = Tensor::from_slice(&[1i64, 3, 3, 9]);
-        how.block("embed", &[("tokens", &tokens)], |i| model.forward(&i[0])).square().sum(Kind::Float)
-    }
     for dense_first in [false, true] {
         let (plain, setup) = (build(), build());
         for setup in [&plain, &setup] {
             if dense_first {
-                old_grad(&setup.model.ws, 26);
+                give_grad(&setup.model.ws, 26);
             }
         }
         for _ in 0..2 {
-            program(&How::Plain, &plain.model, &[]).backward();
-            replayed(&setup, program);
+            embed(&How::Plain, &plain.model, &[]).backward();
+            replayed(&setup, embed);
         }
         assert_eq!(plain.model.ws.grad().is_sparse(), setup.model.ws.grad().is_sparse());
         assert_equal_grads(&plain, &setup);
     }
+}
+
+fn embed<'m>(how: &How<'_, 'm>, model: &'m nn::Embedding, _: &[(String, Tensor)]) -> Tensor {
+    let tokens = Tensor::from_slice(&[1i64, 3, 3, 9]);
+    how.block("embed", &[("tokens", &tokens)], |i| model.forward(&i[0])).square().sum(Kind::Float)
 }
 
 #[test]
@@ -255,34 +255,36 @@ fn a_dense_gradient_joins_an_old_sparse_one() {
         assert!(setup.model.ws.grad().is_sparse());
         setup
     };
-    fn program<'m>(how: &How<'_, 'm>, model: &'m nn::Embedding, _: &[(String, Tensor)]) -> Tensor {
-        let x = randn(2, &[3, 10], Kind::Float);
-        how.block("mix", &[("x", &x)], |i| i[0].matmul(&model.ws).tanh()).sum(Kind::Float)
-    }
     let plain = build();
-    program(&How::Plain, &plain.model, &[]).backward();
+    mix(&How::Plain, &plain.model, &[]).backward();
     let setup = build();
-    replayed(&setup, program);
+    replayed(&setup, mix);
     assert!(!setup.model.ws.grad().is_sparse());
     assert_equal_grads(&plain, &setup);
+}
+
+fn mix<'m>(how: &How<'_, 'm>, model: &'m nn::Embedding, _: &[(String, Tensor)]) -> Tensor {
+    let x = randn(2, &[3, 10], Kind::Float);
+    how.block("mix", &[("x", &x)], |i| i[0].matmul(&model.ws).tanh()).sum(Kind::Float)
 }
 
 /// One block reaches each parameter, so that the old gradient and the new one associate alike either way.
 #[test]
 fn without_the_transaction_new_gradients_are_added_at_once() {
-    fn program<'m>(how: &How<'_, 'm>, model: &'m nn::Linear) -> Tensor {
-        let x = randn(2, &[5, 6], Kind::Float);
-        how.block("one", &[("x", &x)], |i| model.forward(&i[0]).tanh()).sum(Kind::Float)
-    }
     let plain = with_old_grads();
-    program(&How::Plain, &plain.model).backward();
+    one_block(&How::Plain, &plain.model).backward();
     let setup = with_old_grads();
     let handle = setup.model.ws.grad();
     let rollout = Rollout::builder(&setup.vs).restore_gradients(false).build();
-    let loss = program(&How::Replay(&rollout), &setup.model);
+    let loss = one_block(&How::Replay(&rollout), &setup.model);
     rollout.backward(&loss).unwrap();
     assert_equal_grads(&plain, &setup);
     assert_eq!(handle.data_ptr(), setup.model.ws.grad().data_ptr());
+}
+
+fn one_block<'m>(how: &How<'_, 'm>, model: &'m nn::Linear) -> Tensor {
+    let x = randn(2, &[5, 6], Kind::Float);
+    how.block("one", &[("x", &x)], |i| model.forward(&i[0]).tanh()).sum(Kind::Float)
 }
 
 #[test]

@@ -116,7 +116,7 @@ fn a_change_before_the_replay_is_an_error() {
     let mut w = setup.leaves[0].1.shallow_clone();
     let rollout = Rollout::new(&setup.vs);
     let loss = scale(&How::Replay(&rollout), &setup.model, &w, &x()).sum(Kind::Float);
-    tch::no_grad(|| w.g_add_scalar_(1.0));
+    let _ = tch::no_grad(|| w.g_add_scalar_(1.0));
     assert_changed(&rollout.backward(&loss).unwrap_err(), "scale");
     assert!(!w.grad().defined());
 }
@@ -127,7 +127,7 @@ fn a_change_of_what_an_inner_block_captured_is_an_error() {
     let vs = nn::VarStore::new(tch::Device::Cpu);
     let rollout = Rollout::new(&vs);
     let loss = nested(&rollout, &w).unwrap();
-    tch::no_grad(|| w.g_add_scalar_(1.0));
+    let _ = tch::no_grad(|| w.g_add_scalar_(1.0));
     assert_changed(&rollout.backward(&loss).unwrap_err(), "outer");
     assert!(!w.grad().defined());
 }
@@ -222,7 +222,7 @@ fn a_second_store_knows_its_variables_by_name() {
     let mut w = other.root().var_copy("gain", &weight());
     let rollout = Rollout::builder(&setup.vs).store(&other).build();
     let loss = scale(&How::Replay(&rollout), &setup.model, &w, &x()).sum(Kind::Float);
-    tch::no_grad(|| w.g_add_scalar_(1.0));
+    let _ = tch::no_grad(|| w.g_add_scalar_(1.0));
     let error = rollout.backward(&loss).unwrap_err();
     assert!(matches!(&error, ReplayError::VariableChanged { variable, .. } if variable == "gain"), "{error}");
 }

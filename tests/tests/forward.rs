@@ -122,7 +122,7 @@ fn the_graph_is_dropped_with_the_forward() {
     });
     let y = y.unwrap();
     assert!(y.requires_grad());
-    other.block("sweep", &[("x", &x)], |_, i| i[0].shallow_clone()).unwrap();
+    let _ = other.block("sweep", &[("x", &x)], |_, i| i[0].shallow_clone()).unwrap();
     assert!(alive.borrow().upgrade().is_none());
 }
 
@@ -187,6 +187,26 @@ fn an_inner_block_runs_forward_replayed_and_again_for_its_own_gradient() {
     rollout.backward(&y.sum(Kind::Float)).unwrap();
     assert_eq!(*outer.borrow(), [false, true]);
     assert_eq!(*inner.borrow(), [(false, true), (true, true), (true, true)]);
+}
+
+/// The outer block's graph is about to be dropped, so an inner block leaves neither a closure nor a graph in it.
+#[test]
+fn an_inner_block_keeps_nothing_in_the_forward_of_the_outer_one() {
+    let setup = Setup::new(linear);
+    let x = randn(2, &[5, 6], Kind::Float);
+    let rollout = Rollout::new(&setup.vs);
+    let model = &setup.model;
+    let y = rollout.block("outer", &[("x", &x)], move |rollout, i| {
+        let token = Rc::new(());
+        let alive = Rc::downgrade(&token);
+        let y = rollout.block("inner", &[("x", &i[0])], move |_, i| {
+            let _ = &token;
+            model.forward(&i[0]).tanh()
+        });
+        assert_eq!(alive.upgrade().is_some(), is_replaying());
+        y
+    });
+    rollout.backward(&y.unwrap().sum(Kind::Float)).unwrap();
 }
 
 #[test]

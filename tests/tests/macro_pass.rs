@@ -1,6 +1,17 @@
 //! Accepted forms of the attribute: each module compiles one aspect, and runs it where that is cheap.
 //!
 //! Ordinary code instead of trybuild's `pass` cases, which could not find LibTorch when run.
+#![allow(
+    clippy::assign_op_pattern,
+    clippy::elidable_lifetime_names,
+    clippy::float_cmp,
+    clippy::many_single_char_names,
+    clippy::needless_pass_by_value,
+    clippy::trivially_copy_pass_by_ref,
+    clippy::unnecessary_wraps,
+    clippy::unused_self,
+    reason = "the shape of the methods is what is tested, their values are exact, and `+=` would write into an input"
+)]
 
 extern crate replay_runtime as renamed;
 

@@ -65,7 +65,7 @@ fn where_nothing_is_trainable_nothing_is_kept() {
     let mut setup = Setup::new(linear);
     setup.vs.freeze();
     let rollout = Rollout::new(&setup.vs);
-    assert_forgotten(&rollout, &setup.model, &x());
+    let _ = assert_forgotten(&rollout, &setup.model, &x());
 }
 
 /// What is kept depends on the outputs, not on the inputs.

@@ -61,7 +61,7 @@ fn a_returned_parameter_stays_a_leaf_without_history() {
     assert!(model.ws.is_leaf() && model.ws.requires_grad());
 
     rollout.backward(&weight.sum(Kind::Float)).unwrap();
-    assert_eq!(model.ws.grad().double_value(&[0, 0]), 1.0);
+    assert_eq!(bytes(&model.ws.grad()), bytes(&model.ws.ones_like()));
     assert!(!x.grad().defined());
     assert_eq!(before, bytes(&model.ws));
 }
@@ -128,7 +128,7 @@ fn the_caller_may_change_a_fresh_output_in_place() {
         let mut h = how.block("fresh", &[("x", &leaves[0].1)], |i| model.forward(&i[0]).sin());
         let _ = h.g_mul_scalar_(3.0);
         let mut h = how.block("fresh", &[("h", &h)], |i| model.forward(&i[0]).sin());
-        let _ = h.g_mul_(&h.detach());
+        let _ = h.g_add_scalar_(1.0).exp_();
         h.sum(Kind::Float)
     });
 }
@@ -137,7 +137,7 @@ fn the_caller_may_change_a_fresh_output_in_place() {
 #[test]
 fn a_block_may_change_its_own_tensors_in_place() {
     assert_exact(Oracle::Plain, with_leaf, |how, model, leaves| {
-        let h = how.block("inside", &[("x", &leaves[0].1)], |i| model.forward(&i[0]).tanh_().g_mul_scalar_(2.0));
+        let h = how.block("inside", &[("x", &leaves[0].1)], |i| model.forward(&i[0]).g_mul_scalar_(2.0).tanh_());
         h.sum(Kind::Float)
     });
 }
@@ -146,7 +146,7 @@ fn a_block_may_change_its_own_tensors_in_place() {
 fn assert_refused(mut output: Tensor) {
     assert!(output.requires_grad());
     let before = bytes(&output);
-    let error = output.f_mul_scalar_(3.0).expect_err("its gradient could not follow").to_string();
+    let error = output.f_mul_(&Tensor::from(3f32)).expect_err("its gradient could not follow").to_string();
     assert!(error.contains("custom Function"), "{error}");
     assert_eq!(before, bytes(&output), "refused before it was done");
 }
@@ -184,7 +184,7 @@ fn a_change_of_an_aliased_output_without_grad_is_noticed() {
     let x = setup.leaves[0].1.sin();
     let mut view = rollout.block("view", &[("x", &x)], |_, i| i[0].view([6, 5])).unwrap();
     let loss = view.square().sum(Kind::Float);
-    tch::no_grad(|| view.g_mul_scalar_(2.0));
+    let _ = tch::no_grad(|| view.g_mul_scalar_(2.0));
     let loss = loss + x.sum(Kind::Float);
     assert!(rollout.backward(&loss).is_err());
     assert!(!setup.leaves[0].1.grad().defined());

@@ -11,7 +11,7 @@ struct World;
 impl World {
     /// Documented.
     #[inline]
-    #[must_use]
+    #[must_use = "a step has no other effect"]
     #[replay_block]
     #[expect(unused_variables)]
     fn step(&self, state: &Tensor, action: &Tensor) -> Tensor {

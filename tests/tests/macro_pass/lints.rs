@@ -55,14 +55,12 @@ pub(crate) struct World {
 
 impl World {
     /// One step.
-    #[must_use]
     #[replay_block]
     pub(crate) fn step(&self, state: &Tensor, #[meta] frame: f64) -> Tensor {
         state * self.by + frame
     }
 
     /// An owned input that the body gives on, and one that it does not use.
-    #[must_use]
     #[replay_block]
     pub(crate) fn owned(&self, state: Tensor, _action: Option<&Tensor>) -> (Tensor, Tensor) {
         let next = &state * self.by;
@@ -88,7 +86,6 @@ impl tch::nn::Module for World {
 }
 
 /// A function.
-#[must_use]
 #[replay_block]
 pub(crate) fn free(state: &Tensor) -> Tensor {
     state * 2.0

@@ -1,0 +1,175 @@
+//! Guarantee *threads*: rollouts on several threads do not disturb each other, and outputs may go to other threads, be
+//! dropped there, and be refused a backward pass there.
+//!
+//! No block here draws random numbers: the CPU generator is one for the whole process.
+
+use std::sync::mpsc;
+use std::thread;
+
+use replay_runtime::{Rollout, is_replaying};
+use replay_tests::{Setup, assert_same, randn, replayed};
+use tch::{Kind, Tensor, nn, nn::Module};
+
+fn linear(path: &nn::Path<'_>) -> nn::Linear {
+    nn::linear(path, 8, 8, nn::LinearConfig::default())
+}
+
+fn step<'m>(rollout: &Rollout<'m>, model: &'m nn::Linear, x: &Tensor) -> Tensor {
+    rollout.block("step", &[("x", x)], move |_, i| model.forward(&i[0]).tanh()).unwrap()
+}
+
+/// Models are made one after the other, since making them draws; then all run at once, many times.
+#[test]
+fn four_rollouts_at_once_equal_one_alone() {
+    let x = || randn(3, &[16, 8], Kind::Float);
+    let run = |setup: &Setup<nn::Linear>, x: &Tensor| {
+        replayed(setup, |how, model, _| {
+            let mut h = x.shallow_clone();
+            for _ in 0..20 {
+                h = how.block("outer", &[("h", &h)], |i| model.forward(&i[0]).tanh());
+            }
+            h.square().sum(Kind::Float)
+        })
+    };
+    let alone = run(&Setup::new(linear), &x());
+    let setups: Vec<_> = (0..4).map(|_| (Setup::new(linear), x())).collect();
+    let threads: Vec<_> = setups
+        .into_iter()
+        .map(|(mut setup, x)| {
+            thread::spawn(move || {
+                tch::set_num_threads(1);
+                let mut outcome = run(&setup, &x);
+                for _ in 0..5 {
+                    for mut variable in setup.vs.trainable_variables() {
+                        variable.zero_grad();
+                    }
+                    outcome = run(&setup, &x);
+                }
+                setup.vs.freeze();
+                outcome
+            })
+        })
+        .collect();
+    for thread in threads {
+        assert_same(&alone, &thread.join().expect("a thread's rollout succeeds"));
+    }
+}
+
+/// Blocks in blocks, past the depth where replays move to threads of the engine, which all rollouts share.
+#[test]
+fn deep_nests_on_two_threads_at_once() {
+    fn nest<'m>(rollout: &Rollout<'m>, w: &'m Tensor, x: &Tensor, depth: usize) -> Tensor {
+        rollout
+            .block("nest", &[("x", x)], move |rollout, i| match depth {
+                1 => (&i[0] * w).tanh(),
+                _ => nest(rollout, w, &i[0], depth - 1),
+            })
+            .unwrap()
+    }
+    let expected = {
+        let w = Tensor::from(0.5f32).set_requires_grad(true);
+        (Tensor::from(2f32) * &w).tanh().backward();
+        w.grad().double_value(&[])
+    };
+    let threads: Vec<_> = (0..2)
+        .map(|_| {
+            thread::spawn(|| {
+                let vs = nn::VarStore::new(tch::Device::Cpu);
+                let w = vs.root().var_copy("w", &Tensor::from(0.5f32));
+                let rollout = Rollout::new(&vs);
+                let y = nest(&rollout, &w, &Tensor::from(2f32), 80);
+                rollout.backward(&y).unwrap();
+                w.grad().double_value(&[])
+            })
+        })
+        .collect();
+    for thread in threads {
+        let found = thread.join().unwrap();
+        assert!((found - expected).abs() < 1e-12, "{found} {expected}");
+    }
+}
+
+#[test]
+fn a_loss_dropped_on_another_thread_frees_its_blocks() {
+    let setup = Setup::new(linear);
+    let x = randn(3, &[4, 8], Kind::Float);
+    let rollout = Rollout::new(&setup.vs);
+    let dropped = step(&rollout, &setup.model, &x).exp();
+    let loss = step(&rollout, &setup.model, &x).sum(Kind::Float);
+    thread::spawn(move || drop(dropped)).join().unwrap();
+    let report = rollout.backward(&loss).unwrap();
+    assert_eq!((report.total.forwards, report.total.replays), (2, 1));
+}
+
+/// Losses dropped on another thread all the while.
+#[test]
+fn a_loss_dropped_elsewhere_while_the_rollout_goes_on() {
+    let setup = Setup::new(linear);
+    let x = randn(3, &[4, 8], Kind::Float);
+    let (send, receive) = mpsc::channel::<Tensor>();
+    let dropper = thread::spawn(move || receive.into_iter().count());
+    let rollout = Rollout::new(&setup.vs);
+    let mut h = x.shallow_clone();
+    for _ in 0..200 {
+        h = step(&rollout, &setup.model, &h);
+        send.send(step(&rollout, &setup.model, &x)).unwrap();
+    }
+    let report = rollout.backward(&h.sum(Kind::Float)).unwrap();
+    drop(send);
+    assert_eq!(dropper.join().unwrap(), 200);
+    assert_eq!((report.total.forwards, report.total.replays), (400, 200));
+}
+
+/// The owner's replay waits until the other thread was refused, so both passes are under way at once.
+#[test]
+fn a_backward_pass_on_another_thread_is_refused_while_the_owners_runs() {
+    let run = |disturb: bool| {
+        let setup = Setup::new(linear);
+        let model = &setup.model;
+        let x = randn(3, &[4, 8], Kind::Float);
+        let (ask, asked) = mpsc::channel::<()>();
+        let (answer, answered) = mpsc::channel::<String>();
+        let rollout = Rollout::new(&setup.vs);
+        let h = rollout
+            .block("disturbed", &[("x", &x)], move |_, i| {
+                if disturb && is_replaying() {
+                    ask.send(()).unwrap();
+                    let refusal = answered.recv().unwrap();
+                    assert!(refusal.contains("Rollout::backward"), "{refusal}");
+                }
+                model.forward(&i[0]).tanh()
+            })
+            .unwrap();
+        let h = step(&rollout, model, &h);
+        let theirs = h.sum(Kind::Float);
+        let other = thread::spawn(move || {
+            for () in asked {
+                answer.send(theirs.f_backward().expect_err("it is not the owner's").to_string()).unwrap();
+            }
+        });
+        let loss = h.square().sum(Kind::Float);
+        rollout.backward(&loss).unwrap();
+        other.join().unwrap();
+        replay_tests::Outcome { loss: loss.detach(), grads: setup.grads() }
+    };
+    assert_same(&run(false), &run(true));
+}
+
+/// After the owner's pass, and after the rollout is gone.
+#[test]
+fn a_backward_pass_on_another_thread_is_refused_afterwards() {
+    let setup = Setup::new(linear);
+    let x = randn(3, &[4, 8], Kind::Float);
+    for by_backward in [true, false] {
+        let rollout = Rollout::new(&setup.vs);
+        let h = step(&rollout, &setup.model, &x);
+        let theirs = h.sum(Kind::Float);
+        if by_backward {
+            rollout.backward(&h.exp().sum(Kind::Float)).unwrap();
+        } else {
+            drop(rollout);
+        }
+        let refusal = thread::spawn(move || theirs.f_backward().unwrap_err().to_string()).join().unwrap();
+        assert!(refusal.contains("replay block `step`"), "{refusal}");
+    }
+}
