@@ -37,9 +37,10 @@ struct LastError {
   std::string full;
 };
 
+// Never destroyed: destructors of other thread-locals may still call in while a thread ends.
 inline LastError& last_error() {
-  static thread_local LastError error;
-  return error;
+  static thread_local auto* error = new LastError;
+  return *error;
 }
 
 // Keeping the text may itself run out of memory; then the code alone has to do.

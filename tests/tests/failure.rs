@@ -44,11 +44,17 @@ impl Fault {
     fn strike(self) -> Result<(), BoxError> {
         match self {
             Self::Error => Err("the pump is dry".into()),
-            Self::TorchError => Ok(drop(misfit().f_matmul(&misfit())?)),
+            Self::TorchError => {
+                let _ = misfit().f_matmul(&misfit())?;
+                Ok(())
+            }
             Self::PanicStr => panic!("the pump broke"),
             Self::PanicString => panic!("{}", "the pump broke".to_owned()),
             Self::PanicValue => panic_any(41u32),
-            Self::TorchPanic => Ok(drop(misfit().matmul(&misfit()))),
+            Self::TorchPanic => {
+                let _ = misfit().matmul(&misfit());
+                Ok(())
+            }
             Self::PanicWithoutGrad => tch::no_grad(|| panic!("the pump broke")),
             Self::ErrorInAutocast => {
                 let _autocast = AutocastGuard::new(Device::Cpu, Kind::BFloat16);

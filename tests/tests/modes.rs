@@ -9,7 +9,7 @@ use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use replay_runtime::{AutocastGuard, ReplayError, Rollout};
-use replay_tests::{How, Oracle, Outcome, Setup, assert_exact, assert_same, randn};
+use replay_tests::{How, Oracle, Outcome, Setup, assert_exact, assert_same, randn, same_bits};
 use tch::nn::Module;
 use tch::{Device, Kind, Tensor, nn};
 
@@ -161,10 +161,7 @@ fn nested_blocks_each_have_their_autocast() {
         let inner = move |i: &[Tensor]| model.forward(&i[0]).tanh();
         let y = rollout.block("outer", &[("x", &setup.leaves[0].1)], move |rollout, i| {
             let _autocast = bfloat16();
-            let h = match nested {
-                true => rollout.block("inner", &[("h", &i[0])], move |_, i| inner(i))?,
-                false => inner(i),
-            };
+            let h = if nested { rollout.block("inner", &[("h", &i[0])], move |_, i| inner(i))? } else { inner(i) };
             assert_eq!(h.kind(), Kind::BFloat16);
             Ok::<_, ReplayError>(h.to_kind(Kind::Float))
         });
@@ -267,4 +264,22 @@ fn casts_of_the_caller_are_not_used_in_a_block() {
         let after = leaves[0].1.matmul(&model.ws);
         (before + h + after).to_kind(Kind::Float).sum(Kind::Float)
     });
+}
+
+/// A replay outside of the scope of its forward leaves no cast weight behind, which a later scope would take for
+/// the weight as it is by then.
+#[test]
+fn casts_of_a_replay_do_not_outlive_it() {
+    let setup = with_leaf();
+    let x = &setup.leaves[0].1;
+    let rollout = Rollout::new(&setup.vs);
+    let loss = {
+        let _autocast = bfloat16();
+        steps(&How::Replay(&rollout), &setup.model, x)
+    };
+    rollout.backward(&loss).unwrap();
+    tch::no_grad(|| drop(setup.model.ws.shallow_clone().g_mul_scalar_(2.0)));
+    let _autocast = bfloat16();
+    let expected = x.matmul(&setup.model.ws.detach().copy());
+    assert!(same_bits(&expected, &x.matmul(&setup.model.ws)));
 }

@@ -57,7 +57,7 @@ fn numbers_drawn_between_blocks_do_not_disturb_them() {
             let mut h = randn(1, &[5, 6], Kind::Float);
             for _ in 0..3 {
                 h = how.block("drop", &[("h", &h)], |i| model.forward(&i[0]).dropout(0.4, true));
-                h = h * Tensor::rand([6], (Kind::Float, Device::Cpu));
+                h = &h * Tensor::rand([6], (Kind::Float, Device::Cpu));
             }
             tch::manual_seed(99);
             h.square().sum(Kind::Float)
@@ -92,10 +92,8 @@ fn nested_blocks_replay_their_numbers() {
         let y = rollout
             .block("outer", &[("x", &x)], move |rollout, i| {
                 let h = i[0].dropout(0.2, true);
-                let h = match nested {
-                    true => rollout.block("inner", &[("h", &h)], move |_, i| inner(i)),
-                    false => Ok(inner(&[h])),
-                };
+                let h =
+                    if nested { rollout.block("inner", &[("h", &h)], move |_, i| inner(i)) } else { Ok(inner(&[h])) };
                 h.map(|h| h * draw().sum(Kind::Float))
             })
             .unwrap();
@@ -177,7 +175,7 @@ fn diverge(forward: usize, replay: usize) -> Result<(), ReplayError> {
     let y = rollout.block("fickle", &[("x", &x)], |_, i| {
         let mut y = setup.model.forward(&i[0]);
         for _ in 0..if is_replaying() { replay } else { forward } {
-            y = y * draw().sum(Kind::Float);
+            y = &y * draw().sum(Kind::Float);
         }
         y
     });
