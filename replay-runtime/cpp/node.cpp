@@ -248,7 +248,11 @@ int replay_backward(uint64_t rollout, const void* replayer, const at::Tensor* lo
 int replay_edges_new(const at::Tensor* const* roots, size_t n, torch::autograd::edge_list** out) {
   return guarded([&] {
     auto edges = std::make_unique<torch::autograd::edge_list>();
-    for (size_t i = 0; i < n; ++i) edges->push_back(torch::autograd::impl::gradient_edge(*roots[i]));
+    for (size_t i = 0; i < n; ++i) {
+      // The engine takes an edge to nowhere without a look.
+      TORCH_CHECK(roots[i]->requires_grad(), "output ", i, " of a replay does not require grad");
+      edges->push_back(torch::autograd::impl::gradient_edge(*roots[i]));
+    }
     *out = edges.release();
   });
 }

@@ -50,6 +50,22 @@ uint64_t layout_hash(const at::Tensor& tensor) {
   return hash;
 }
 
+// Hash of a few values, evenly spread. Only where they can be read without a copy: dense in host memory.
+uint64_t sample_hash(const at::Tensor& tensor) {
+  constexpr size_t kSamples = 8;
+  if (!tensor.is_cpu() || tensor.numel() == 0 || !tensor.is_non_overlapping_and_dense()) return 0;
+  const auto* bytes = static_cast<const char*>(tensor.const_data_ptr());
+  const auto count = static_cast<size_t>(tensor.numel());
+  const size_t size = tensor.element_size();
+  const size_t samples = std::min(count, kSamples);
+  uint64_t hash = 0;
+  for (size_t i = 0; i < samples; ++i) {
+    const size_t at = samples > 1 ? i * (count - 1) / (samples - 1) : 0;
+    hash = mix(hash, std::hash<std::string_view>{}(std::string_view(bytes + at * size, size)));
+  }
+  return hash;
+}
+
 bool has_storage(const at::Tensor& tensor) {
   return tensor.defined() && tensor.has_storage() && tensor.storage().nbytes() != 0;
 }
@@ -89,6 +105,7 @@ int replay_fingerprint(const at::Tensor* tensor, replay::Fingerprint* out) {
   return guarded([&] {
     out->version = tensor->is_inference() ? 0 : tensor->_version();
     out->data = replay::has_storage(*tensor) ? reinterpret_cast<uint64_t>(tensor->const_data_ptr()) : 0;
+    out->sample = replay::has_storage(*tensor) ? replay::sample_hash(*tensor) : 0;
     out->layout = replay::layout_hash(*tensor);
     out->requires_grad = tensor->requires_grad();
   });

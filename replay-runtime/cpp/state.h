@@ -14,10 +14,12 @@ namespace replay {
 struct SavedTensor;
 struct WeakTensor;
 
-// What must not differ between forward and replay. `set_data` bumps no version, so the pointer counts too.
+// What must not differ between forward and replay. `set_data` bumps no version, so the pointer counts too; and
+// writes through `data()`, as LibTorch's SGD does, leave all of this as it was, so a few values count as well.
 struct Fingerprint {
   uint64_t version;
   uint64_t data;
+  uint64_t sample; // hash of a few values in host memory
   uint64_t layout; // hash of dtype, device, sizes and strides
   uint8_t requires_grad;
 };

@@ -166,7 +166,7 @@ pub(crate) fn difference(before: &Fingerprint, now: &Fingerprint) -> Option<&'st
         Some("kind, device or shape")
     } else if now.data != before.data {
         Some("storage")
-    } else if now.version != before.version {
+    } else if now.version != before.version || now.sample != before.sample {
         Some("values")
     } else {
         None

@@ -3,7 +3,7 @@
 
 use replay_runtime::{ReplayError, Rollout, is_replaying};
 use replay_tests::{How, Oracle, Setup, assert_exact, bytes, randn};
-use tch::{Kind, Tensor, nn, nn::Module};
+use tch::{Device, Kind, Tensor, nn, nn::Module};
 
 fn linear(path: &nn::Path<'_>) -> nn::Linear {
     nn::linear(path, 6, 6, nn::LinearConfig::default())
@@ -47,7 +47,7 @@ fn an_unknown_parameter_of_an_inner_block_gets_its_gradient() {
         bytes(&w.grad())
     };
     let w = weight();
-    let vs = nn::VarStore::new(tch::Device::Cpu);
+    let vs = nn::VarStore::new(Device::Cpu);
     let rollout = Rollout::new(&vs);
     let loss = nested(&rollout, &w).unwrap();
     rollout.backward(&loss).unwrap();
@@ -124,7 +124,7 @@ fn a_change_before_the_replay_is_an_error() {
 #[test]
 fn a_change_of_what_an_inner_block_captured_is_an_error() {
     let mut w = weight();
-    let vs = nn::VarStore::new(tch::Device::Cpu);
+    let vs = nn::VarStore::new(Device::Cpu);
     let rollout = Rollout::new(&vs);
     let loss = nested(&rollout, &w).unwrap();
     let _ = tch::no_grad(|| w.g_add_scalar_(1.0));
@@ -191,7 +191,7 @@ fn a_leaf_made_inside_the_body_is_fine() {
     assert_exact(Oracle::Plain, with_weight, |how, model, leaves| {
         let w = leaves[0].1.shallow_clone();
         let h = how.block("own", &[("x", &x())], move |i| {
-            let own = Tensor::ones([6], (Kind::Float, tch::Device::Cpu)).set_requires_grad(true);
+            let own = Tensor::ones([6], (Kind::Float, Device::Cpu)).set_requires_grad(true);
             model.forward(&i[0]) * &w * own
         });
         h.sum(Kind::Float)
@@ -218,11 +218,26 @@ fn a_gradient_inside_the_body() {
 #[test]
 fn a_second_store_knows_its_variables_by_name() {
     let setup = with_weight();
-    let other = nn::VarStore::new(tch::Device::Cpu);
+    let other = nn::VarStore::new(Device::Cpu);
     let mut w = other.root().var_copy("gain", &weight());
     let rollout = Rollout::builder(&setup.vs).store(&other).build();
     let loss = scale(&How::Replay(&rollout), &setup.model, &w, &x()).sum(Kind::Float);
     let _ = tch::no_grad(|| w.g_add_scalar_(1.0));
     let error = rollout.backward(&loss).unwrap_err();
     assert!(matches!(&error, ReplayError::VariableChanged { variable, .. } if variable == "gain"), "{error}");
+}
+
+/// Nodes are numbered per thread from 0, and the first one is as much a block's own as any other.
+#[test]
+fn the_first_node_of_a_thread_is_the_blocks_own() {
+    let trained = std::thread::spawn(|| {
+        let w = Tensor::ones([3], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+        let vs = nn::VarStore::new(Device::Cpu);
+        let rollout = Rollout::new(&vs);
+        let x = Tensor::ones([3], (Kind::Float, Device::Cpu));
+        let y = rollout.block("first", &[("x", &x)], |_, i| &i[0] * &w).unwrap();
+        rollout.backward(&y.sum(Kind::Float)).unwrap();
+        w.grad().defined()
+    });
+    assert!(trained.join().unwrap());
 }

@@ -84,14 +84,14 @@ fn missing_cuda_is_an_error_that_says_what_is_missing() {
 }
 
 #[test]
-#[ignore = "needs a CUDA device"]
+#[cfg_attr(not(cuda), ignore = "needs a CUDA device, and build.rs found none")]
 fn blocks_run_on_cuda() {
     assert!(cuda_loads());
     assert_equal_to_plain(Device::Cuda(0), 0.0, false);
 }
 
 #[test]
-#[ignore = "needs a CUDA device"]
+#[cfg_attr(not(cuda), ignore = "needs a CUDA device, and build.rs found none")]
 fn dropout_on_cuda_is_replayed_and_the_generator_goes_on() {
     assert!(cuda_loads());
     let device = Device::Cuda(0);
@@ -104,7 +104,7 @@ fn dropout_on_cuda_is_replayed_and_the_generator_goes_on() {
 }
 
 #[test]
-#[ignore = "needs a CUDA device"]
+#[cfg_attr(not(cuda), ignore = "needs a CUDA device, and build.rs found none")]
 fn inputs_wait_on_the_host() {
     assert!(cuda_loads());
     assert_equal_to_plain(Device::Cuda(0), 0.0, true);
@@ -113,7 +113,7 @@ fn inputs_wait_on_the_host() {
 
 /// An expanded input goes to the host as the one value that it is, and comes back in its shape.
 #[test]
-#[ignore = "needs a CUDA device"]
+#[cfg_attr(not(cuda), ignore = "needs a CUDA device, and build.rs found none")]
 fn an_expanded_input_on_the_host_is_not_inflated() {
     assert!(cuda_loads());
     let device = Device::Cuda(0);
@@ -127,7 +127,7 @@ fn an_expanded_input_on_the_host_is_not_inflated() {
 
 /// On CUDA the engine runs replays on a thread of its own, also those of blocks inside blocks.
 #[test]
-#[ignore = "needs a CUDA device"]
+#[cfg_attr(not(cuda), ignore = "needs a CUDA device, and build.rs found none")]
 fn nested_blocks_and_mixed_devices_run_on_cuda() {
     assert!(cuda_loads());
     let device = Device::Cuda(0);
@@ -156,7 +156,7 @@ fn nested_blocks_and_mixed_devices_run_on_cuda() {
 }
 
 #[test]
-#[ignore = "needs a CUDA device"]
+#[cfg_attr(not(cuda), ignore = "needs a CUDA device, and build.rs found none")]
 fn a_panic_in_a_replay_on_cuda_comes_out() {
     assert!(cuda_loads());
     let device = Device::Cuda(0);
@@ -183,9 +183,8 @@ fn a_second_cuda_device_is_refused_in_the_forward() {
     let rollout = Rollout::new(&vs);
     let result = rollout.block("step", &[("x", &x(Device::Cuda(1)))], |_, i| i[0].tanh());
     assert_device_error(&result.unwrap_err(), "input `x`");
-    let result = rollout.block("moves", &[("x", &x(Device::Cuda(0)))], |_, i| {
-        model.forward(&i[0]).to_device(Device::Cuda(1))
-    });
+    let result =
+        rollout.block("moves", &[("x", &x(Device::Cuda(0)))], |_, i| model.forward(&i[0]).to_device(Device::Cuda(1)));
     assert_device_error(&result.unwrap_err(), "output 0");
 }
 

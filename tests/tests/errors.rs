@@ -67,6 +67,7 @@ fn replay(
     rollout.backward(&y.sum(Kind::Float)).unwrap_err()
 }
 
+#[expect(clippy::unnecessary_wraps, reason = "stands where a body that fails could stand")]
 fn good(model: &nn::Linear, i: &[Tensor]) -> Result<Tensor, tch::TchError> {
     Ok(model.forward(&i[0]).tanh())
 }
@@ -103,9 +104,8 @@ fn an_error_of_the_users_own_comes_back_as_the_source() {
 fn an_error_of_an_inner_block_names_both() {
     let setup = setup();
     let rollout = Rollout::new(&setup.vs);
-    let result = rollout.block("plant", &[("flow", &x())], |rollout, i| {
-        rollout.block("pump", &[("flow", &i[0])], |_, _| misfit())
-    });
+    let result = rollout
+        .block("plant", &[("flow", &x())], |rollout, i| rollout.block("pump", &[("flow", &i[0])], |_, _| misfit()));
     assert_clear(&result.unwrap_err(), &["`plant`", "`pump`", "shapes cannot be multiplied"]);
 }
 

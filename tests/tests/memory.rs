@@ -5,6 +5,7 @@
 //! each to the system at once. Closures are counted by what they capture.
 
 use std::cell::RefCell;
+use std::hint::black_box;
 use std::rc::Rc;
 
 use replay_runtime::{Rollout, RolloutReport};
@@ -144,7 +145,7 @@ fn closures_are_freed_with_their_blocks() {
         let (held, w) = (Rc::clone(&witness), model.shallow_clone());
         rollout
             .block("held", &[("x", x)], move |_, i| {
-                let _held = &held;
+                black_box(&held);
                 &i[0] * &w
             })
             .unwrap()
@@ -181,7 +182,7 @@ fn backward_frees_closures_as_it_passes_them() {
         let (seen, watch, held) = (&seen, Rc::downgrade(&witness), Rc::clone(&witness));
         state = rollout
             .block("held", &[("state", &state)], move |_, i| {
-                let _held = &held;
+                black_box(&held);
                 seen.borrow_mut().push(watch.strong_count() - 1);
                 &i[0] * model
             })

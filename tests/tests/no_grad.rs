@@ -3,6 +3,7 @@
 //!
 //! Inference mode, and tensors made in it, cannot be had through tch 0.26: it has no guard for it.
 
+use std::hint::black_box;
 use std::rc::Rc;
 
 use replay_runtime::{ReplayError, Rollout};
@@ -23,7 +24,7 @@ fn assert_forgotten<'m>(rollout: &Rollout<'m>, model: &'m nn::Linear, x: &Tensor
     let held = Rc::clone(&witness);
     let y = rollout
         .block("step", &[("x", x)], move |_, i| {
-            let _held = &held;
+            black_box(&held);
             model.forward(&i[0]).tanh()
         })
         .unwrap();
@@ -60,6 +61,17 @@ fn under_no_grad_the_body_gets_the_callers_tensors() {
     assert!(!y.unwrap().requires_grad());
 }
 
+/// Nothing will be replayed, so the body may write what it likes.
+#[test]
+fn under_no_grad_a_block_may_write_its_input() {
+    let setup = Setup::new(linear);
+    let rollout = Rollout::new(&setup.vs);
+    let x = x();
+    let before = x.copy();
+    let y = tch::no_grad(|| rollout.block("step", &[("x", &x)], |_, i| i[0].shallow_clone().g_add_scalar_(1.0)));
+    assert!(y.is_ok() && same_bits(&x, &(before + 1.0)));
+}
+
 #[test]
 fn where_nothing_is_trainable_nothing_is_kept() {
     let mut setup = Setup::new(linear);
@@ -78,7 +90,7 @@ fn a_body_that_detaches_keeps_nothing() {
     let rollout = Rollout::new(&setup.vs);
     let y = rollout
         .block("step", &[("x", &x)], move |_, i| {
-            let _held = &held;
+            black_box(&held);
             model.forward(&i[0]).detach()
         })
         .unwrap();
@@ -100,9 +112,7 @@ fn blocks_inside_blocks_run_for_inference() {
     let setup = Setup::new(linear);
     let model = &setup.model;
     let rollout = Rollout::inference();
-    let y = rollout
-        .block("outer", &[("x", &x())], |rollout, i| assert_forgotten(rollout, model, &i[0]).sin())
-        .unwrap();
+    let y = rollout.block("outer", &[("x", &x())], |rollout, i| assert_forgotten(rollout, model, &i[0]).sin()).unwrap();
     assert!(!y.requires_grad());
     assert!(same_bits(&y, &tch::no_grad(|| model.forward(&x()).tanh().sin())));
 }
@@ -119,26 +129,34 @@ fn grad_mode_comes_back_after_a_block_for_inference() {
 /// A warm-up without gradients, then trained steps: each weight is used once per trained block, plain autograd's bits.
 #[test]
 fn a_warm_up_without_grad_is_not_differentiated() {
-    assert_exact(Oracle::Plain, || Setup::new(linear), |how: &How<'_, '_>, model, _| {
-        let step = |h: &Tensor| how.block("step", &[("h", h)], |i| model.forward(&i[0]).tanh());
-        let h = tch::no_grad(|| step(&step(&x())));
-        assert!(!h.requires_grad());
-        step(&step(&h)).square().sum(Kind::Float)
-    });
+    assert_exact(
+        Oracle::Plain,
+        || Setup::new(linear),
+        |how: &How<'_, '_>, model, _| {
+            let step = |h: &Tensor| how.block("step", &[("h", h)], |i| model.forward(&i[0]).tanh());
+            let h = tch::no_grad(|| step(&step(&x())));
+            assert!(!h.requires_grad());
+            step(&step(&h)).square().sum(Kind::Float)
+        },
+    );
 }
 
 /// A block inside a body's own `no_grad` stays plain in the replay too.
 #[test]
 fn a_nested_block_under_no_grad_is_plain_in_both_passes() {
-    assert_exact(Oracle::Plain, || Setup::new(linear), |how, model, _| match how {
-        How::Replay(rollout) => {
-            let step = move |rollout: &Rollout<'_>, i: &[Tensor]| {
-                let target = tch::no_grad(|| rollout.block("target", &[("x", &i[0])], |_, i| i[0].sin())).unwrap();
-                assert!(!target.requires_grad());
-                model.forward(&i[0]) * target
-            };
-            rollout.block("outer", &[("x", &x())], step).unwrap().sum(Kind::Float)
-        }
-        _ => (model.forward(&x()) * x().sin()).sum(Kind::Float),
-    });
+    assert_exact(
+        Oracle::Plain,
+        || Setup::new(linear),
+        |how, model, _| match how {
+            How::Replay(rollout) => {
+                let step = move |rollout: &Rollout<'_>, i: &[Tensor]| {
+                    let target = tch::no_grad(|| rollout.block("target", &[("x", &i[0])], |_, i| i[0].sin())).unwrap();
+                    assert!(!target.requires_grad());
+                    model.forward(&i[0]) * target
+                };
+                rollout.block("outer", &[("x", &x())], step).unwrap().sum(Kind::Float)
+            }
+            _ => (model.forward(&x()) * x().sin()).sum(Kind::Float),
+        },
+    );
 }

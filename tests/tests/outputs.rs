@@ -45,7 +45,12 @@ fn an_input_itself() {
 fn a_parameter_itself_or_a_view_of_it() {
     for view in [false, true] {
         assert_exact(Oracle::Plain, with_leaf, move |how, model, leaves| {
-            beside(how, model, &leaves[0].1, move |model, _| if view { model.ws.tr() } else { model.ws.shallow_clone() })
+            beside(
+                how,
+                model,
+                &leaves[0].1,
+                move |model, _| if view { model.ws.tr() } else { model.ws.shallow_clone() },
+            )
         });
     }
 }

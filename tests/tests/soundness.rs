@@ -1,7 +1,8 @@
 //! Guarantee *soundness*: safe code cannot make the library use what is gone, from whatever thread and in whatever
-//! order rollout, model, loss and outputs end. What is not caught here by an assertion is caught by AddressSanitizer.
+//! order rollout, model, loss and outputs end. What is not caught here by an assertion is caught by `AddressSanitizer`.
 
 use std::cell::{Cell, RefCell};
+use std::hint::black_box;
 use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};
 use std::rc::Rc;
 use std::thread;
@@ -66,7 +67,7 @@ fn watched<'m>(rollout: &Rollout<'m>, model: &'m Model, x: &Tensor) -> Tensor {
 
 /// Ends rollout, output and loss in one of the six orders.
 fn end(order: usize, rollout: Rollout<'_>, output: Tensor, loss: Tensor) {
-    let mut ends = [Some(rollout).map(Ending::Rollout), Some(Ending::Tensor(output)), Some(Ending::Tensor(loss))];
+    let mut ends = [Some(Ending::Rollout(rollout)), Some(Ending::Tensor(output)), Some(Ending::Tensor(loss))];
     let first = order % 3;
     drop(ends[first].take());
     ends.rotate_left(first + 1);
@@ -326,7 +327,7 @@ fn armed<'m>(rollout: &Rollout<'m>, model: &'m Model, fuse: &'m Cell<bool>, x: &
     let bomb = Bomb(model, fuse);
     rollout
         .block("armed", &[("x", x)], move |_, i| {
-            let _bomb = &bomb;
+            black_box(&bomb);
             &i[0] * &model.w
         })
         .unwrap()
@@ -375,7 +376,7 @@ fn a_panic_on_top_of_a_failed_replay() {
     let (bomb, w, armed) = (Bomb(&model, &fuse), &model.w, &fuse);
     let y = rollout
         .block("both", &[("x", &x())], move |_, i| {
-            let _bomb = &bomb;
+            black_box(&bomb);
             armed.set(is_replaying());
             if is_replaying() { Err("no") } else { Ok(&i[0] * w) }
         })

@@ -13,7 +13,7 @@ fn chain<'m>(how: &How<'_, 'm>, model: &'m nn::Linear, _: &[(String, Tensor)]) -
     let mut loss = Tensor::from(0f32);
     for _ in 0..7 {
         state = how.block("step", &[("state", &state)], |i| model.forward(&i[0]).tanh());
-        loss = loss + state.square().mean(Kind::Float);
+        loss += state.square().mean(Kind::Float);
     }
     loss
 }

@@ -14,6 +14,7 @@ use super::{ShimError, check, sys};
 pub(crate) struct Fingerprint {
     pub(crate) version: u64,
     pub(crate) data: u64,
+    pub(crate) sample: u64,
     pub(crate) layout: u64,
     pub(crate) requires_grad: bool,
 }
