@@ -17,7 +17,7 @@ enum Code : int {
   // A node of ours refused to run; `Refused` below.
   kForeignBackward = 2,
   kOtherRollout = 3,
-  kBusy = 4,
+  kThread = 4,
   kUsed = 5,
   // The Rust callback failed and has stored why.
   kCallback = 6,

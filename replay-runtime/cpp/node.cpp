@@ -1,8 +1,10 @@
 #include "node.h"
 
 #include <ATen/SequenceNumber.h>
+#include <ATen/ThreadLocalState.h>
 #include <ATen/record_function.h>
 #include <c10/core/InferenceMode.h>
+#include <c10/core/StreamGuard.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
@@ -10,11 +12,15 @@
 #include <torch/csrc/autograd/variable.h>
 #include <torch/headeronly/version.h>
 
-#include <atomic>
+#include <chrono>
 #include <condition_variable>
+#include <deque>
+#include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <thread>
 #include <unordered_set>
 #include <vector>
 
@@ -30,78 +36,86 @@ using torch::autograd::Engine;
 using torch::autograd::Node;
 using torch::autograd::variable_list;
 
+// Where other threads leave calls for the one that serves.
+class Desk {
+ public:
+  // Has `call` run by the serving thread and waits for it. False when nobody serves any more.
+  bool ask(const std::function<void()>& call) {
+    Request request{call, Request::kWaiting, nullptr};
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (closed_) return false;
+    requests_.push_back(&request);
+    changed_.notify_all();
+    changed_.wait(lock, [&] { return request.state != Request::kWaiting; });
+    if (request.error) std::rethrow_exception(request.error);
+    return request.state == Request::kDone;
+  }
+
+  // Runs calls until `close`; those that are left then are turned away.
+  void serve() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (true) {
+      changed_.wait(lock, [&] { return closed_ || !requests_.empty(); });
+      if (closed_) break;
+      Request* request = requests_.front();
+      requests_.pop_front();
+      lock.unlock();
+      try {
+        request->call();
+      } catch (...) {
+        request->error = std::current_exception();
+      }
+      lock.lock();
+      request->state = Request::kDone;
+      changed_.notify_all();
+    }
+    for (auto* request : requests_) request->state = Request::kTurnedAway;
+    requests_.clear();
+    changed_.notify_all();
+  }
+
+  void close() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    closed_ = true;
+    changed_.notify_all();
+  }
+
+ private:
+  struct Request {
+    enum State { kWaiting, kDone, kTurnedAway };
+    const std::function<void()>& call;
+    State state = kWaiting;
+    std::exception_ptr error;
+  };
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Request*> requests_;
+  bool closed_ = false;
+};
+
 // One `Rollout::backward`. Shared by the tokens that are pushed in its name.
 struct Run {
-  Run(uint64_t rollout, const void* replayer) : rollout(rollout), replayer(replayer) {}
-
   const uint64_t rollout;
   const void* const replayer;
-  // How many replays of this rollout are open, each inside the one before.
-  std::atomic<uint32_t> depth{0};
-
-  // Nodes of one backward can sit on a device thread and on the caller's; when one of them fails, the engine
-  // returns to the caller while the other still runs. Nothing of Rust's may end before it has.
-  std::mutex mutex;
-  std::condition_variable idle;
-  size_t active = 0;
-  bool closed = false;
-
-  bool enter() {
-    std::lock_guard<std::mutex> lock(mutex);
-    if (closed) return false;
-    ++active;
-    return true;
-  }
-  void leave() noexcept {
-    std::lock_guard<std::mutex> lock(mutex);
-    if (--active == 0) idle.notify_all();
-  }
-  void close() noexcept {
-    std::unique_lock<std::mutex> lock(mutex);
-    closed = true;
-    idle.wait(lock, [this] { return active == 0; });
-  }
+  const std::thread::id owner;
+  // Written and read by the owner alone.
+  bool ended = false;
 };
 
 // Says in whose name the engine runs. A thread-local of LibTorch's own kind, because the engine carries those
 // to its device and pool threads, and to no thread that another backward was started on.
 struct Token : c10::DebugInfoBase {
-  Token(std::shared_ptr<Run> run, uint32_t depth) : run(std::move(run)), depth(depth) {}
+  Token(std::shared_ptr<Run> run, std::shared_ptr<Desk> desk) : run(std::move(run)), desk(std::move(desk)) {}
   const std::shared_ptr<Run> run;
-  const uint32_t depth;
+  // Set while the owner serves instead of running the engine itself.
+  const std::shared_ptr<Desk> desk;
 };
 
 inline constexpr std::string_view kTokenName = "REPLAY_ROLLOUT";
 inline const c10::DebugInfoKind kToken(&kTokenName);
 
-// A replay under way: what `replay_differentiate` needs to go on in the same name, one level deeper.
-struct Scope {
-  std::shared_ptr<Run> run;
-  uint32_t depth;
-};
-
 namespace {
-
-class ReplayNode : public Node {
- public:
-  ReplayNode(uint64_t rollout, const char* block, const void* state, const NodeCallbacks* callbacks)
-      : rollout_(rollout), block_(block), state_(state), callbacks_(callbacks) {}
-  ~ReplayNode() override { callbacks_->drop(state_); }
-
-  variable_list apply(variable_list&& grads) override;
-  void release_variables() override { callbacks_->release(state_); }
-  std::string name() const override { return "ReplayBlock(" + block_ + ")"; }
-
- private:
-  [[noreturn]] void refuse(Code code, const char* why) const {
-    throw Refused(code, "replay block `" + block_ + "`: " + why);
-  }
-
-  const uint64_t rollout_;
-  const std::string block_;
-  const void* const state_;
-  const NodeCallbacks* const callbacks_;
-};
 
 // A backward pass started in inference mode: its replays must record all the same.
 class Recording {
@@ -114,59 +128,111 @@ class Recording {
   std::optional<c10::InferenceMode> off_;
 };
 
-// Leaves the run, and closes the level it opened, when the replay ends in whatever way.
-class Entered {
+void execute(
+    const std::shared_ptr<Run>& run,
+    const std::shared_ptr<Desk>& desk,
+    const edge_list& roots,
+    const variable_list& grads);
+
+// Runs the block. Its one input is on the CPU, whatever device the block is on, so that the engine runs it on the
+// thread that called the engine. The gradients come by way of its `Arrival`.
+class ReplayNode : public Node {
  public:
-  explicit Entered(Run& run) : run_(run) {}
-  ~Entered() {
-    if (opened_) run_.depth.store(level_);
-    run_.leave();
-  }
-  bool open(uint32_t level) {
-    uint32_t expected = level;
-    opened_ = run_.depth.compare_exchange_strong(expected, level + 1);
-    level_ = level;
-    return opened_;
+  ReplayNode(uint64_t rollout, const char* block, const void* state, const NodeCallbacks* callbacks)
+      : rollout_(rollout), block_(block), state_(state), callbacks_(callbacks) {}
+  ~ReplayNode() override { callbacks_->drop(state_); }
+
+  variable_list apply(variable_list&&) override;
+  void release_variables() override { callbacks_->release(state_); }
+  std::string name() const override { return "ReplayBlock(" + block_ + ")"; }
+
+  void arrive(variable_list&& grads, std::optional<c10::Stream> stream) {
+    arrived_ = std::move(grads);
+    stream_ = stream;
   }
 
  private:
-  Run& run_;
-  uint32_t level_ = 0;
-  bool opened_ = false;
+  [[noreturn]] void refuse(Code code, const char* why) const {
+    throw Refused(code, "replay block `" + block_ + "`: " + why);
+  }
+  void on_owner(const Token& token, const std::function<void()>& call) const;
+  Replayed replay(const Run& run);
+
+  const uint64_t rollout_;
+  const std::string block_;
+  const void* const state_;
+  const NodeCallbacks* const callbacks_;
+  // Written by the arrival before the engine makes this node ready, which orders the threads.
+  variable_list arrived_;
+  std::optional<c10::Stream> stream_;
 };
 
-variable_list ReplayNode::apply(variable_list&& grads) {
-  auto* token = static_cast<Token*>(c10::ThreadLocalDebugInfo::get(kToken));
-  if (token == nullptr || token->run == nullptr)
+// Stands before the outputs, and runs on their device's thread. Hands the gradients on without running user code.
+class Arrival : public Node {
+ public:
+  explicit Arrival(const c10::intrusive_ptr<ReplayNode>& replay) { add_next_edge(Edge(replay, 0)); }
+  variable_list apply(variable_list&& grads) override {
+    replay().arrive(std::move(grads), stream());
+    return {signal()};
+  }
+  std::string name() const override { return replay().name(); }
+
+  // What travels along the edge.
+  static at::Tensor signal() { return at::zeros({}, at::kFloat); }
+
+ private:
+  // By the edge, which the engine holds while this runs. A reference of its own would make the end of a long chain
+  // recurse: LibTorch takes graphs down edge by edge.
+  ReplayNode& replay() const { return static_cast<ReplayNode&>(*next_edge(0).function); }
+};
+
+// Closures of a rollout run on its own thread, whichever thread the engine is on.
+void ReplayNode::on_owner(const Token& token, const std::function<void()>& call) const {
+  if (std::this_thread::get_id() == token.run->owner) {
+    if (token.run->ended) refuse(kUsed, "its rollout's backward has ended");
+    call();
+  } else if (token.desk == nullptr || !token.desk->ask(call)) {
+    refuse(kThread, "it was to be replayed on another thread than its rollout's");
+  }
+}
+
+Replayed ReplayNode::replay(const Run& run) {
+  // While the user's code runs the token is hidden, so that a backward started by it is not taken for ours.
+  c10::DebugInfoGuard hidden(kToken, std::make_shared<Token>(nullptr, nullptr));
+  const Recording recording;
+  c10::OptionalStreamGuard forward_stream(stream_);
+  std::vector<const at::Tensor*> given(arrived_.size(), nullptr);
+  for (size_t i = 0; i < arrived_.size(); ++i)
+    if (arrived_[i].defined()) given[i] = &arrived_[i];
+  Replayed replayed;
+  replayed.leaves.resize(num_outputs());
+  if (callbacks_->run(run.replayer, state_, given.data(), given.size(), &replayed) != 0)
+    refuse(kCallback, "the replay failed");
+  arrived_.clear();
+  return replayed;
+}
+
+variable_list ReplayNode::apply(variable_list&&) {
+  auto* found = static_cast<Token*>(c10::ThreadLocalDebugInfo::get(kToken));
+  if (found == nullptr || found->run == nullptr)
     refuse(
         kForeignBackward,
         "its gradient can only be taken by `Rollout::backward`; call `rollout.backward(&loss)` instead of `loss.backward()`");
-  if (token->run->rollout != rollout_)
+  if (found->run->rollout != rollout_)
     refuse(kOtherRollout, "it belongs to another rollout; take the gradient of each rollout's loss with that rollout");
+  const Token token(found->run, found->desk);
 
-  const auto run = token->run;
-  if (!run->enter()) refuse(kUsed, "its rollout's backward has ended");
-  Entered entered(*run);
-  if (!entered.open(token->depth)) refuse(kBusy, "another replay of its rollout is running on another thread");
-
-  const Scope scope{run, token->depth};
-  // While the user's code runs the token is hidden, so that a backward started by it is not taken for ours.
-  c10::DebugInfoGuard hidden(kToken, std::make_shared<Token>(nullptr, 0));
-  const Recording recording;
-
-  std::vector<const at::Tensor*> given(grads.size(), nullptr);
-  for (size_t i = 0; i < grads.size(); ++i)
-    if (grads[i].defined()) given[i] = &grads[i];
-  std::vector<at::Tensor*> made(num_outputs(), nullptr);
-  const int failed = callbacks_->run(
-      run->replayer, state_, &scope, given.data(), given.size(), made.data(), made.size());
-
-  variable_list result(made.size());
-  for (size_t i = 0; i < made.size(); ++i) {
-    std::unique_ptr<at::Tensor> grad(made[i]);
-    if (grad) result[i] = std::move(*grad);
+  Replayed replayed;
+  on_owner(token, [&] { replayed = replay(*token.run); });
+  if (!replayed.roots.empty()) {
+    const auto start = std::chrono::steady_clock::now();
+    execute(token.run, token.desk, replayed.roots, replayed.grads);
+    const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+    on_owner(token, [&] { callbacks_->finished(token.run->replayer, state_, taken.count()); });
   }
-  if (failed != 0) refuse(kCallback, "the replay failed");
+  variable_list result(num_outputs());
+  for (size_t i = 0; i < result.size(); ++i)
+    if (replayed.leaves[i].defined()) result[i] = replayed.leaves[i].grad();
   return result;
 }
 
@@ -175,22 +241,44 @@ struct Barrier : Node {
   std::string name() const override { return "ReplayBarrier"; }
 };
 
-// `execute` with the token that names `run` at `depth`. Gradients are accumulated into the leaves.
+// The engine counts passes inside passes and moves to threads of its own at 60; before that, a thread of ours calls
+// it, and the owner is free to serve.
+constexpr int kDirectDepth = 40;
+thread_local int open_passes = 0;
+
+void execute_elsewhere(const std::shared_ptr<Run>& run, const edge_list& roots, const variable_list& grads) {
+  const auto desk = std::make_shared<Desk>();
+  const at::ThreadLocalState state;
+  std::exception_ptr error;
+  std::thread thread([&] {
+    try {
+      at::ThreadLocalStateGuard same(state);
+      execute(run, desk, roots, grads);
+    } catch (...) {
+      error = std::current_exception();
+    }
+    desk->close();
+  });
+  desk->serve();
+  thread.join();
+  if (error) std::rethrow_exception(error);
+}
+
+// Runs the engine with the token that names `run`. Gradients are accumulated into the leaves.
 void execute(
     const std::shared_ptr<Run>& run,
-    uint32_t depth,
+    const std::shared_ptr<Desk>& desk,
     const edge_list& roots,
     const variable_list& grads) {
-  c10::DebugInfoGuard token(kToken, std::make_shared<Token>(run, depth));
+  if (desk == nullptr && open_passes >= kDirectDepth) return execute_elsewhere(run, roots, grads);
+  struct Count {
+    Count() { ++open_passes; }
+    ~Count() { --open_passes; }
+  } count;
+  c10::DebugInfoGuard token(kToken, std::make_shared<Token>(run, desk));
   Engine::get_default_engine().execute(
       roots, grads, /*keep_graph=*/false, /*create_graph=*/false, /*accumulate_grad=*/true, {});
 }
-
-// Closes the run on every way out, exceptions included.
-struct Closing {
-  Run& run;
-  ~Closing() { run.close(); }
-};
 
 } // namespace
 } // namespace replay
@@ -212,9 +300,9 @@ int replay_attach(
     size_t n_inputs,
     at::Tensor* const* outputs,
     size_t n_outputs) {
-  c10::intrusive_ptr<torch::autograd::Node> node;
-  const int made = guarded(
-      [&] { node = c10::make_intrusive<replay::ReplayNode>(rollout, block, state, callbacks); });
+  c10::intrusive_ptr<replay::ReplayNode> node;
+  const int made =
+      guarded([&] { node = c10::make_intrusive<replay::ReplayNode>(rollout, block, state, callbacks); });
   if (made != replay::kOk) {
     callbacks->drop(state);
     return made;
@@ -225,7 +313,9 @@ int replay_attach(
       if (inputs[i] != nullptr && inputs[i]->requires_grad())
         edges[i] = torch::autograd::impl::gradient_edge(*inputs[i]);
     node->set_next_edges(std::move(edges));
-    for (size_t i = 0; i < n_outputs; ++i) torch::autograd::set_history(*outputs[i], node);
+    node->add_input_metadata(replay::Arrival::signal());
+    const auto arrival = c10::make_intrusive<replay::Arrival>(node);
+    for (size_t i = 0; i < n_outputs; ++i) torch::autograd::set_history(*outputs[i], arrival);
   });
 }
 
@@ -238,39 +328,28 @@ int replay_barrier(at::Tensor* const* outputs, size_t n_outputs) {
 
 int replay_backward(uint64_t rollout, const void* replayer, const at::Tensor* loss) {
   return guarded([&] {
-    const auto run = std::make_shared<replay::Run>(rollout, replayer);
-    replay::Closing closing{*run};
+    const auto run = std::make_shared<replay::Run>(
+        replay::Run{rollout, replayer, std::this_thread::get_id()});
+    struct Ending {
+      replay::Run& run;
+      ~Ending() { run.ended = true; }
+    } ending{*run};
     const replay::Recording recording;
-    replay::execute(run, 0, {torch::autograd::impl::gradient_edge(*loss)}, {at::ones_like(*loss)});
+    replay::execute(run, nullptr, {torch::autograd::impl::gradient_edge(*loss)}, {at::ones_like(*loss)});
   });
 }
 
-int replay_edges_new(const at::Tensor* const* roots, size_t n, torch::autograd::edge_list** out) {
+int replay_push_root(replay::Replayed* replayed, const at::Tensor* root, const at::Tensor* grad) {
   return guarded([&] {
-    auto edges = std::make_unique<torch::autograd::edge_list>();
-    for (size_t i = 0; i < n; ++i) {
-      // The engine takes an edge to nowhere without a look.
-      TORCH_CHECK(roots[i]->requires_grad(), "output ", i, " of a replay does not require grad");
-      edges->push_back(torch::autograd::impl::gradient_edge(*roots[i]));
-    }
-    *out = edges.release();
+    // The engine takes an edge to nowhere without a look.
+    TORCH_CHECK(root->requires_grad(), "an output of the replay does not require grad");
+    replayed->roots.push_back(torch::autograd::impl::gradient_edge(*root));
+    replayed->grads.push_back(*grad);
   });
 }
 
-void replay_edges_free(torch::autograd::edge_list* edges) {
-  delete edges;
-}
-
-int replay_differentiate(
-    const replay::Scope* scope,
-    const torch::autograd::edge_list* edges,
-    const at::Tensor* const* grads,
-    size_t n) {
-  return guarded([&] {
-    torch::autograd::variable_list given;
-    for (size_t i = 0; i < n; ++i) given.push_back(*grads[i]);
-    replay::execute(scope->run, scope->depth + 1, *edges, given);
-  });
+int replay_push_leaf(replay::Replayed* replayed, size_t index, const at::Tensor* leaf) {
+  return guarded([&] { replayed->leaves.at(index) = *leaf; });
 }
 
 uint64_t replay_sequence() {

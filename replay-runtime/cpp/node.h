@@ -1,9 +1,9 @@
-// The autograd node of a replay block, and the only two ways to run it.
+// The autograd node of a replay block, and the one way to run it.
 //
 // Ownership: a node owns one reference to a Rust `NodeState` (an `Arc`) and gives it back through
 // `NodeCallbacks::drop`, on whatever thread the node dies. It owns no closure and nothing else of Rust's.
-// Threads: `apply` runs on the thread the engine chose. Before it calls into Rust it checks, on data that any
-// thread may read, that a `Rollout::backward` of its own rollout is under way and is the one that runs it.
+// Threads: `run` and `finished` are called only on the thread that called `replay_backward`, and only before that
+// call returns; `release` and `drop` on any.
 #pragma once
 
 #include "guard.h"
@@ -17,23 +17,28 @@
 
 namespace replay {
 
-struct Scope;
+// What a replayed block hands back to be differentiated.
+struct Replayed {
+  torch::autograd::edge_list roots;
+  torch::autograd::variable_list grads; // of the roots
+  torch::autograd::variable_list leaves; // one for each input; undefined where there is none
+};
 
 // For `replay_leaves`: nodes of any age and thread.
 constexpr uint64_t kAnyAge = UINT64_MAX;
 
 // Implemented in Rust (src/ffi/node.rs). None of them unwinds.
 struct NodeCallbacks {
-  // Replays the block. `grads` (borrowed, null where undefined) are those of the recorded outputs; a non-null
-  // pointer written to `input_grads` is a new tensor that the caller owns. Non-zero: failed, reason stored.
+  // Runs the block again and fills `replayed`. `grads` (borrowed, null where undefined) are those of the recorded
+  // outputs. Non-zero: failed, reason stored.
   int (*run)(
       const void* replayer,
       const void* node_state,
-      const Scope* scope,
       const at::Tensor* const* grads,
       size_t n_grads,
-      at::Tensor** input_grads,
-      size_t n_inputs);
+      Replayed* replayed);
+  // The block was differentiated, in that many seconds.
+  void (*finished)(const void* replayer, const void* node_state, double seconds);
   // Frees what the node keeps for its replay.
   void (*release)(const void* node_state);
   // Takes the node's reference back.
@@ -61,20 +66,14 @@ int replay_attach(
 // Gives `outputs` a history that leads nowhere: they require grad, may be changed in place, and hold no graph.
 int replay_barrier(at::Tensor* const* outputs, size_t n_outputs);
 
-// `loss.backward()` in the name of `rollout`. `replayer` is handed to every callback and is not used after
-// this function has returned.
+// `loss.backward()` in the name of `rollout`. `replayer` is handed to `run` and `finished`, on the calling thread,
+// and is not used after this function has returned.
 int replay_backward(uint64_t rollout, const void* replayer, const at::Tensor* loss);
 
-// Where the gradients of `roots` enter their graph, kept without the tensors themselves.
-int replay_edges_new(const at::Tensor* const* roots, size_t n, torch::autograd::edge_list** out);
-void replay_edges_free(torch::autograd::edge_list* edges);
-
-// The backward pass of one replayed block, inside the callback that `scope` belongs to.
-int replay_differentiate(
-    const replay::Scope* scope,
-    const torch::autograd::edge_list* edges,
-    const at::Tensor* const* grads,
-    size_t n);
+// For `NodeCallbacks::run`: a root with the gradient that arrived for it (the root itself is not kept, only where
+// its graph begins), and the leaf that stands for input `index`.
+int replay_push_root(replay::Replayed* replayed, const at::Tensor* root, const at::Tensor* grad);
+int replay_push_leaf(replay::Replayed* replayed, size_t index, const at::Tensor* leaf);
 
 // The number that the next node made on this thread will get.
 uint64_t replay_sequence();

@@ -216,9 +216,9 @@ pub enum ReplayError {
         block: String,
     },
 
-    /// Two replays of one rollout were to run at once.
-    #[error("{message}\nkeep all outputs of a rollout's blocks on one device")]
-    Busy {
+    /// The engine came to a block on another thread than its rollout's, and nothing could bring it back.
+    #[error("{message}")]
+    Thread {
         /// Which block.
         message: String,
     },

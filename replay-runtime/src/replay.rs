@@ -1,24 +1,28 @@
 //! One replay: check that nothing it starts from has changed, put the thread where the forward was, run the body
-//! on fresh leaves, and differentiate it. Called by the engine through the block's node.
+//! on fresh leaves, and hand its graph back to be differentiated. Called by the engine through the block's node.
 
 use std::any::Any;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tch::Tensor;
 
 use crate::context::{ReplayingGuard, run_within};
 use crate::error::{InBlock, Pass, ReplayError};
-use crate::ffi::{self, NodeState, Replayer, SavedTensor, Scope, ShimError};
+use crate::ffi::{self, NodeState, Replayed, Replayer, SavedTensor, ShimError};
 use crate::modes::{ModesGuard, RngGuard};
 use crate::state::{Entry, Failure, OutputRecord, State};
 use crate::store::difference;
 
 impl Replayer for State<'_> {
-    fn replay(&self, node: &NodeState, scope: Scope<'_>, grads: Vec<Option<Tensor>>) -> Option<Vec<Option<Tensor>>> {
-        let outcome = self.replay_block(node, scope, grads);
+    fn replay(&self, node: &NodeState, grads: Vec<Option<Tensor>>, replayed: &mut Replayed) -> Option<()> {
+        let outcome = self.replay_block(node, grads, replayed);
         self.sweep();
         outcome.map_err(|error| self.fail(Failure::Error(error))).ok()
+    }
+
+    fn finished(&self, node: &NodeState, time: Duration) {
+        self.ledger.borrow_mut().differentiated(&node.block, time);
     }
 
     fn panicked(&self, payload: Box<dyn Any + Send>) {
@@ -30,31 +34,25 @@ impl<'m> State<'m> {
     fn replay_block(
         &self,
         node: &NodeState,
-        scope: Scope<'_>,
         grads: Vec<Option<Tensor>>,
-    ) -> Result<Vec<Option<Tensor>>, ReplayError> {
+        replayed: &mut Replayed,
+    ) -> Result<(), ReplayError> {
         let entry = self.remove(node.entry);
         let Some((entry, saved)) = entry.zip(node.take_saved()) else {
             return Err(ReplayError::Used { block: node.block.to_string() });
         };
-        let block = &*entry.label.block;
         if grads.iter().all(Option::is_none) {
-            return Ok(saved.iter().map(|_| None).collect());
+            return Ok(());
         }
         entry.check_unchanged(&saved)?;
 
         let started = Instant::now();
         let leaves = entry.leaves(&saved)?;
-        // The leaves share the storage; what else was kept for this block is free from here on.
-        drop(saved);
         let outputs = self.run_again(&entry, &leaves)?;
-        let replayed = started.elapsed();
-
-        let started = Instant::now();
-        let (roots, grads) = entry.roots(outputs, grads);
-        scope.differentiate(roots, &grads).map_err(engine_error)?;
-        self.ledger.borrow_mut().replayed(block, replayed, started.elapsed());
-        Ok(input_grads(&leaves))
+        entry.check_unwritten(&saved)?;
+        entry.hand_back(&outputs, &grads, &leaves, replayed).in_block(&node.block, "hand its graph to autograd")?;
+        self.ledger.borrow_mut().replayed(&node.block, started.elapsed());
+        Ok(())
     }
 
     /// Runs the body under the modes, generators and context of its forward. All of them end before the block is
@@ -75,6 +73,14 @@ impl<'m> State<'m> {
     }
 }
 
+/// What is not as the forward left it.
+enum Change {
+    /// The input of that name.
+    Input(String),
+    /// The variable of that name, and what of it.
+    Variable(String, &'static str),
+}
+
 impl Entry<'_> {
     /// New leaves with the saved values.
     fn leaves(&self, saved: &[Option<Arc<SavedTensor>>]) -> Result<Vec<Option<Tensor>>, ReplayError> {
@@ -85,30 +91,47 @@ impl Entry<'_> {
         leaves.collect::<Result<_, _>>().in_block(&self.label.block, "restore the inputs")
     }
 
-    /// Inputs, variables and captured tensors must be those of the forward.
-    fn check_unchanged(&self, saved: &[Option<Arc<SavedTensor>>]) -> Result<(), ReplayError> {
+    /// The first of inputs, variables and captured tensors that is not as the forward left it.
+    fn change(&self, saved: &[Option<Arc<SavedTensor>>]) -> Result<Option<Change>, ReplayError> {
         let block = &self.label.block;
         for (i, (saved, record)) in saved.iter().zip(&self.inputs).enumerate() {
             let (Some(saved), Some(record)) = (saved, record) else { continue };
             if saved.version().in_block(block, "read an input's version")? != record.version {
-                let input = self.label.inputs[i].clone();
-                return Err(ReplayError::InputChanged { block: block.to_string(), input });
+                return Ok(Some(Change::Input(self.label.inputs[i].clone())));
             }
         }
         if let Some(change) = self.variables.change().in_block(block, "read the variables")? {
-            let (variable, what) = (change.variable, change.what);
-            return Err(ReplayError::VariableChanged { block: block.to_string(), variable, what });
+            return Ok(Some(Change::Variable(change.variable, change.what)));
         }
         for (weak, before) in &self.captured {
             // One that is gone was made inside the body.
             let Some(tensor) = weak.upgrade() else { continue };
             let now = ffi::fingerprint(&tensor).in_block(block, "read a captured tensor")?;
             if let Some(what) = difference(before, &now) {
-                let variable = format!("captured tensor of shape {:?}", tensor.size());
-                return Err(ReplayError::VariableChanged { block: block.to_string(), variable, what });
+                return Ok(Some(Change::Variable(format!("captured tensor of shape {:?}", tensor.size()), what)));
             }
         }
-        Ok(())
+        Ok(None)
+    }
+
+    /// Before the replay, everything that it starts from must be as it was.
+    fn check_unchanged(&self, saved: &[Option<Arc<SavedTensor>>]) -> Result<(), ReplayError> {
+        let block = self.label.block.to_string();
+        match self.change(saved)? {
+            None => Ok(()),
+            Some(Change::Input(input)) => Err(ReplayError::InputChanged { block, input }),
+            Some(Change::Variable(variable, what)) => Err(ReplayError::VariableChanged { block, variable, what }),
+        }
+    }
+
+    /// And after it too: what it changes, the forward has changed before it, unseen.
+    fn check_unwritten(&self, saved: &[Option<Arc<SavedTensor>>]) -> Result<(), ReplayError> {
+        let block = self.label.block.to_string();
+        match self.change(saved)? {
+            None => Ok(()),
+            Some(Change::Input(input)) => Err(ReplayError::InputWritten { block, input }),
+            Some(Change::Variable(variable, _)) => Err(ReplayError::VariableWritten { block, variable }),
+        }
     }
 
     fn check_outputs(&self, outputs: &[Tensor]) -> Result<(), ReplayError> {
@@ -131,17 +154,26 @@ impl Entry<'_> {
         Ok(())
     }
 
-    /// The outputs to differentiate and the gradients that arrived for them.
-    fn roots(&self, outputs: Vec<Tensor>, grads: Vec<Option<Tensor>>) -> (Vec<Tensor>, Vec<Tensor>) {
-        let mut outputs: Vec<_> = outputs.into_iter().map(Some).collect();
-        let arrived = self.recorded.iter().zip(grads);
-        arrived.filter_map(|(&i, grad)| Some((outputs[i].take()?, grad?))).unzip()
+    /// The outputs to differentiate with the gradients that arrived for them, and the leaves of the inputs.
+    fn hand_back(
+        &self,
+        outputs: &[Tensor],
+        grads: &[Option<Tensor>],
+        leaves: &[Option<Tensor>],
+        replayed: &mut Replayed,
+    ) -> Result<(), ShimError> {
+        for (&i, grad) in self.recorded.iter().zip(grads) {
+            if let Some(grad) = grad {
+                replayed.push_root(&outputs[i], grad)?;
+            }
+        }
+        for (i, leaf) in leaves.iter().enumerate() {
+            if let Some(leaf) = leaf.as_ref().filter(|leaf| leaf.requires_grad()) {
+                replayed.push_leaf(i, leaf)?;
+            }
+        }
+        Ok(())
     }
-}
-
-/// What the pass left in the leaves.
-fn input_grads(leaves: &[Option<Tensor>]) -> Vec<Option<Tensor>> {
-    leaves.iter().map(|leaf| leaf.as_ref().map(Tensor::grad).filter(Tensor::defined)).collect()
 }
 
 /// What the engine reported, as far as no block's own failure says more.
@@ -149,7 +181,7 @@ pub(crate) fn engine_error(error: ShimError) -> ReplayError {
     match error.code {
         ffi::Code::OtherRollout => ReplayError::OtherRollout { message: error.brief },
         ffi::Code::ForeignBackward => ReplayError::ForeignBackward { message: error.brief },
-        ffi::Code::Busy => ReplayError::Busy { message: error.brief },
+        ffi::Code::Thread => ReplayError::Thread { message: error.brief },
         _ => ReplayError::Backward { source: error.into() },
     }
 }

@@ -60,11 +60,14 @@ impl Ledger {
         report.bytes_on_host += if on_host { bytes } else { 0 };
     }
 
-    pub(crate) fn replayed(&mut self, block: &str, replay: Duration, backward: Duration) {
+    pub(crate) fn replayed(&mut self, block: &str, time: Duration) {
         let report = self.of(block);
         report.replays += 1;
-        report.replay_seconds += replay.as_secs_f64();
-        report.backward_seconds += backward.as_secs_f64();
+        report.replay_seconds += time.as_secs_f64();
+    }
+
+    pub(crate) fn differentiated(&mut self, block: &str, time: Duration) {
+        self.of(block).backward_seconds += time.as_secs_f64();
     }
 
     pub(crate) fn report(&self, backward: Duration) -> RolloutReport {

@@ -82,10 +82,8 @@ impl<'m> Rollout<'m> {
     /// order. It runs once now and once more inside [`backward`](Self::backward), and must do the same both times. The
     /// rollout it is given is this one, for blocks inside the block.
     ///
-    /// On CUDA, and where blocks are nested more than 60 deep, the second run happens on a thread of LibTorch's while
-    /// the rollout's own thread waits. Tensors, `Rc` and `RefCell` are fine there; what is bound to one thread by
-    /// other means (a lock guard of a reentrant mutex, a token of an interpreter) is not, and the compiler cannot
-    /// know.
+    /// Both runs happen on the rollout's own thread, whatever threads LibTorch uses, so `body` may capture what belongs
+    /// to one thread.
     ///
     /// # Errors
     /// What `body` returned as an error, and every misuse that can be seen in the forward; see [`ReplayError`].

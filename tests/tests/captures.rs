@@ -241,3 +241,21 @@ fn the_first_node_of_a_thread_is_the_blocks_own() {
     });
     assert!(trained.join().unwrap());
 }
+
+/// Nothing knows of the tensor before the forward has run, so its first change is unseen; the second is not.
+#[test]
+fn a_captured_leaf_that_the_block_writes_is_an_error() {
+    let w = weight();
+    let setup = Setup::new(linear);
+    let rollout = Rollout::new(&setup.vs);
+    let y = rollout
+        .block("writes", &[("x", &x())], |_, i| {
+            let y = &i[0] * &w;
+            let _ = tch::no_grad(|| w.shallow_clone().g_add_scalar_(1.0));
+            y.detach() * &w
+        })
+        .unwrap();
+    let error = rollout.backward(&y.sum(Kind::Float)).unwrap_err();
+    assert!(matches!(&error, ReplayError::VariableWritten { block, .. } if block == "writes"), "{error}");
+    assert!(!w.grad().defined());
+}

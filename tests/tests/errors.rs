@@ -2,7 +2,7 @@
 //! long text with its C++ frames stays behind `source()` and `Debug`.
 //!
 //! Not reached here: `InferenceInput` (tch cannot make such a tensor), `Device` (needs two CUDA devices, see
-//! `devices.rs`), `Version` (needs another LibTorch), `Busy` (needs replays on two of the engine's threads at once),
+//! `devices.rs`), `Version` (needs another LibTorch), `Thread` (the engine always comes back to the rollout's own thread),
 //! `ForeignBackward` (such a pass is tch's own and so is its error; the text is checked below), `Context` and `Torch`.
 
 use std::cell::RefCell;

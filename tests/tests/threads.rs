@@ -173,3 +173,60 @@ fn a_backward_pass_on_another_thread_is_refused_afterwards() {
         assert!(refusal.contains("replay block `step`"), "{refusal}");
     }
 }
+
+thread_local! {
+    static KEPT: std::cell::RefCell<Vec<std::rc::Rc<()>>> = const { std::cell::RefCell::new(Vec::new()) };
+}
+
+/// Deep nesting takes LibTorch to threads of its own. A body that ran there could leave an `Rc` in such a thread's
+/// storage, for the body of another rollout on another thread to drop.
+#[test]
+fn a_body_always_runs_on_its_rollouts_thread() {
+    fn nest<'m>(rollout: &Rollout<'m>, w: &'m Tensor, mark: &'m std::rc::Rc<()>, x: &Tensor, depth: usize) -> Tensor {
+        let own = thread::current().id();
+        rollout
+            .block("nest", &[("x", x)], move |rollout, i| {
+                assert_eq!(thread::current().id(), own);
+                KEPT.with_borrow_mut(|kept| kept.push(std::rc::Rc::clone(mark)));
+                if depth == 0 { (&i[0] * w).tanh() } else { nest(rollout, w, mark, &i[0], depth - 1) }
+            })
+            .unwrap()
+    }
+    let setup = Setup::new(|path| path.var("w", &[4], nn::Init::Const(0.9)));
+    let mark = std::rc::Rc::new(());
+    let rollout = Rollout::new(&setup.vs);
+    let y = nest(&rollout, &setup.model, &mark, &Tensor::from(0.5f32), 100);
+    rollout.backward(&y.sum(Kind::Float)).unwrap();
+    assert_eq!(std::rc::Rc::strong_count(&mark), 1 + KEPT.take().len(), "all of them were kept here");
+}
+
+/// A rollout that goes deep inside a body of one that is deep already: each brings its blocks back to this thread.
+#[test]
+fn deep_rollouts_inside_deep_rollouts() {
+    fn nest<'m>(
+        rollout: &Rollout<'m>,
+        w: &'m Tensor,
+        x: &Tensor,
+        depth: usize,
+        inside: Option<&'m nn::VarStore>,
+    ) -> Tensor {
+        rollout
+            .block("nest", &[("x", x)], move |rollout, i| {
+                if depth > 0 {
+                    return nest(rollout, w, &i[0], depth - 1, inside);
+                }
+                if let Some(vs) = inside {
+                    let own = Rollout::new(vs);
+                    let y = nest(&own, w, &i[0].detach(), 45, None);
+                    own.backward(&y.sum(Kind::Float)).unwrap();
+                }
+                (&i[0] * w).tanh()
+            })
+            .unwrap()
+    }
+    let setup = Setup::new(|path| path.var("w", &[4], nn::Init::Const(0.9)));
+    let rollout = Rollout::new(&setup.vs);
+    let y = nest(&rollout, &setup.model, &Tensor::from(0.5f32), 45, Some(&setup.vs));
+    rollout.backward(&y.sum(Kind::Float)).unwrap();
+    assert!(setup.model.grad().defined());
+}

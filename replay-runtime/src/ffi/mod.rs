@@ -10,7 +10,7 @@ mod sys;
 mod tensor;
 
 pub(crate) use node::{
-    Graveyard, NodeState, Replayer, Scope, attach, backward, barrier, captured_leaves, leaves, sequence,
+    Graveyard, NodeState, Replayed, Replayer, attach, backward, barrier, captured_leaves, leaves, sequence,
 };
 pub(crate) use state::{
     Fingerprint, Modes, SavedTensor, WeakTensor, autocast_clear_cache, autocast_enter, autocast_leave, bytes_hash,
@@ -34,7 +34,7 @@ pub(crate) enum Code {
     Exception,
     ForeignBackward,
     OtherRollout,
-    Busy,
+    Thread,
     Used,
     Callback,
     Captured,
@@ -45,7 +45,7 @@ impl Code {
         match code {
             2 => Self::ForeignBackward,
             3 => Self::OtherRollout,
-            4 => Self::Busy,
+            4 => Self::Thread,
             5 => Self::Used,
             6 => Self::Callback,
             7 => Self::Captured,

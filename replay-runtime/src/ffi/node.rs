@@ -3,16 +3,16 @@
 
 use std::any::Any;
 use std::ffi::{CString, c_int, c_void};
-use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use tch::Tensor;
 use torch_sys::C_tensor;
 
-use super::sys::{self, CEdges, CScope, NodeCallbacks};
-use super::tensor::{into_raw, raw, raw_options};
+use super::sys::{self, CReplayed, NodeCallbacks};
+use super::tensor::{raw, raw_options};
 use super::{SavedTensor, ShimError, check};
 
 /// Where nodes that died leave their numbers, from whatever thread, for their rollout to sweep.
@@ -54,54 +54,37 @@ impl NodeState {
     }
 }
 
-/// What the engine calls for each node of a rollout. Implemented by the rollout's state.
+/// What the engine calls for each node of a rollout, on the thread that called [`backward`] and before that call
+/// returns. Implemented by the rollout's state.
 pub(crate) trait Replayer {
-    /// Replays the block of `node` and differentiates it. Returns the gradients of its inputs, or `None` when it
-    /// failed and has kept the reason.
-    fn replay(&self, node: &NodeState, scope: Scope<'_>, grads: Vec<Option<Tensor>>) -> Option<Vec<Option<Tensor>>>;
+    /// Runs the block of `node` again and fills `replayed`. `None`: it failed, and the reason is kept.
+    fn replay(&self, node: &NodeState, grads: Vec<Option<Tensor>>, replayed: &mut Replayed) -> Option<()>;
 
-    /// Keeps the payload of a panic that `replay` let through.
+    /// The block of `node` was differentiated.
+    fn finished(&self, node: &NodeState, time: Duration);
+
+    /// Keeps the payload of a panic that one of the others let through.
     fn panicked(&self, payload: Box<dyn Any + Send>);
 }
 
-/// A replay under way.
-#[derive(Clone, Copy)]
-pub(crate) struct Scope<'s>(*const CScope, PhantomData<&'s ()>);
+/// What a replayed block hands back to be differentiated.
+pub(crate) struct Replayed(NonNull<CReplayed>);
 
-impl Scope<'_> {
-    /// Differentiates `roots` with the gradients `grads`; those of leaves are accumulated into their `.grad`. The
-    /// roots are dropped before the pass starts.
-    pub(crate) fn differentiate(self, roots: Vec<Tensor>, grads: &[Tensor]) -> Result<(), ShimError> {
-        let edges = Edges::new(&roots)?;
-        drop(roots);
-        let grads = raw(grads);
-        // SAFETY: the scope lives while the callback it was handed to runs, which `'s` does not outlive; edges and
-        // gradients live until the call returns.
-        check(unsafe { sys::replay_differentiate(self.0, edges.0.as_ptr(), grads.as_ptr(), grads.len()) })
+impl Replayed {
+    /// An output with the gradient that arrived for it. The output itself is not kept.
+    pub(crate) fn push_root(&mut self, root: &Tensor, grad: &Tensor) -> Result<(), ShimError> {
+        // SAFETY: the object outlives the callback that it was handed to, and so `self`; the tensors are borrowed.
+        check(unsafe { sys::replay_push_root(self.0.as_ptr(), root.as_ptr(), grad.as_ptr()) })
+    }
+
+    /// The leaf that stands for input `index`, whose gradient is that input's.
+    pub(crate) fn push_leaf(&mut self, index: usize, leaf: &Tensor) -> Result<(), ShimError> {
+        // SAFETY: as for `push_root`.
+        check(unsafe { sys::replay_push_leaf(self.0.as_ptr(), index, leaf.as_ptr()) })
     }
 }
 
-/// Where gradients enter a graph.
-struct Edges(NonNull<CEdges>);
-
-impl Edges {
-    fn new(roots: &[Tensor]) -> Result<Self, ShimError> {
-        let roots = raw(roots);
-        let mut out = ptr::null_mut();
-        // SAFETY: the tensors are borrowed for the call; `out` receives an object that only we own.
-        check(unsafe { sys::replay_edges_new(roots.as_ptr(), roots.len(), &raw mut out) })?;
-        Ok(Self(NonNull::new(out).expect("the shim answered 0 without an object")))
-    }
-}
-
-impl Drop for Edges {
-    fn drop(&mut self) {
-        // SAFETY: made by `replay_edges_new`, owned by `self` alone, freed once.
-        unsafe { sys::replay_edges_free(self.0.as_ptr()) }
-    }
-}
-
-static CALLBACKS: NodeCallbacks = NodeCallbacks { run, release, drop: drop_state };
+static CALLBACKS: NodeCallbacks = NodeCallbacks { run, finished, release, drop: drop_state };
 
 /// Puts a node before `outputs`, with edges to those of `inputs` that require grad.
 pub(crate) fn attach(
@@ -140,8 +123,8 @@ pub(crate) fn barrier(outputs: &[&Tensor]) -> Result<(), ShimError> {
 /// `loss.backward()` in the name of `rollout`, each of whose nodes calls `replayer`.
 pub(crate) fn backward(rollout: u64, replayer: &dyn Replayer, loss: &Tensor) -> Result<(), ShimError> {
     let handle: *const &dyn Replayer = &raw const replayer;
-    // SAFETY: the shim hands `handle` to callbacks only before this call returns (it waits for those on other
-    // threads), so `replayer` outlives its uses.
+    // SAFETY: the shim hands `handle` to callbacks on this thread only, and only before this call returns, so
+    // `replayer` outlives its uses and never meets another thread.
     check(unsafe { sys::replay_backward(rollout, handle.cast(), loss.as_ptr()) })
 }
 
@@ -186,43 +169,45 @@ fn walk(roots: &[*const C_tensor], since: u64) -> Result<Vec<(usize, Tensor)>, S
 extern "C" fn run(
     replayer: *const c_void,
     node_state: *const c_void,
-    scope: *const CScope,
     grads: *const *const C_tensor,
     n_grads: usize,
-    input_grads: *mut *mut C_tensor,
-    n_inputs: usize,
+    replayed: *mut CReplayed,
 ) -> c_int {
-    // SAFETY: `replayer` is the handle of `backward` above, alive until that call returns; only one thread at a
-    // time gets here for it (the shim's busy check), while the rollout's own thread waits. `node_state` is kept
-    // alive by the node that is running. The arrays are the shim's, with the lengths given.
-    let (replayer, node, grads, input_grads) = unsafe {
+    // SAFETY: `replayer` is the handle of `backward` above, whose caller is this thread and waits. `node_state` is kept
+    // alive by the node that is running. The array is the shim's, with the length given, its items null or borrowed
+    // for this call; they are copied by their count. `replayed` is the shim's and ours alone until this returns.
+    let (replayer, node, grads, mut replayed) = unsafe {
+        let grads: &[*const C_tensor] = if n_grads == 0 { &[] } else { std::slice::from_raw_parts(grads, n_grads) };
         (
             *replayer.cast::<&dyn Replayer>(),
             &*node_state.cast::<NodeState>(),
-            std::slice::from_raw_parts(grads, n_grads),
-            std::slice::from_raw_parts_mut(input_grads, n_inputs),
+            grads,
+            Replayed(NonNull::new_unchecked(replayed)),
         )
     };
     let outcome = catch_unwind(AssertUnwindSafe(|| {
-        let grads = grads
-            .iter()
-            // SAFETY: null or borrowed for this call; copied by its count.
-            .map(|&grad| (!grad.is_null()).then(|| unsafe { Tensor::clone_from_ptr(grad.cast_mut()) }))
-            .collect();
-        replayer.replay(node, Scope(scope, PhantomData), grads)
+        // SAFETY: as above.
+        let grad = |&grad: &*const C_tensor| unsafe { Tensor::clone_from_ptr(grad.cast_mut()) };
+        let grads = grads.iter().map(|raw| (!raw.is_null()).then(|| grad(raw))).collect();
+        replayer.replay(node, grads, &mut replayed)
     }));
     match outcome {
-        Ok(Some(made)) => {
-            for (slot, grad) in input_grads.iter_mut().zip(made) {
-                *slot = grad.map_or(ptr::null_mut(), into_raw);
-            }
-            0
-        }
+        Ok(Some(())) => 0,
         Ok(None) => 1,
         Err(payload) => {
             replayer.panicked(payload);
             1
         }
+    }
+}
+
+extern "C" fn finished(replayer: *const c_void, node_state: *const c_void, seconds: f64) {
+    // SAFETY: as in `run`.
+    let (replayer, node) = unsafe { (*replayer.cast::<&dyn Replayer>(), &*node_state.cast::<NodeState>()) };
+    let time = Duration::try_from_secs_f64(seconds).unwrap_or_default();
+    let outcome = catch_unwind(AssertUnwindSafe(|| replayer.finished(node, time)));
+    if let Err(payload) = outcome {
+        replayer.panicked(payload);
     }
 }
 

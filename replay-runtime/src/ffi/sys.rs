@@ -15,19 +15,18 @@ macro_rules! opaque {
     )*};
 }
 
-opaque!(CEdges, CSaved, CScope, CWeak);
+opaque!(CReplayed, CSaved, CWeak);
 
 #[repr(C)]
 pub(super) struct NodeCallbacks {
     pub(super) run: extern "C" fn(
         replayer: *const c_void,
         node_state: *const c_void,
-        scope: *const CScope,
         grads: *const *const C_tensor,
         n_grads: usize,
-        input_grads: *mut *mut C_tensor,
-        n_inputs: usize,
+        replayed: *mut CReplayed,
     ) -> c_int,
+    pub(super) finished: extern "C" fn(replayer: *const c_void, node_state: *const c_void, seconds: f64),
     pub(super) release: extern "C" fn(node_state: *const c_void),
     pub(super) drop: extern "C" fn(node_state: *const c_void),
 }
@@ -47,14 +46,8 @@ unsafe extern "C" {
     ) -> c_int;
     pub(super) fn replay_barrier(outputs: *const *const C_tensor, n_outputs: usize) -> c_int;
     pub(super) fn replay_backward(rollout: u64, replayer: *const c_void, loss: *const C_tensor) -> c_int;
-    pub(super) fn replay_edges_new(roots: *const *const C_tensor, n: usize, out: *mut *mut CEdges) -> c_int;
-    pub(super) fn replay_edges_free(edges: *mut CEdges);
-    pub(super) fn replay_differentiate(
-        scope: *const CScope,
-        edges: *const CEdges,
-        grads: *const *const C_tensor,
-        n: usize,
-    ) -> c_int;
+    pub(super) fn replay_push_root(replayed: *mut CReplayed, root: *const C_tensor, grad: *const C_tensor) -> c_int;
+    pub(super) fn replay_push_leaf(replayed: *mut CReplayed, index: usize, leaf: *const C_tensor) -> c_int;
     pub(super) fn replay_sequence() -> u64;
     pub(super) fn replay_leaves(
         roots: *const *const C_tensor,

@@ -1,7 +1,6 @@
 //! Tensors across the boundary: who owns what, and the few questions that tch does not answer.
 
 use std::ffi::c_int;
-use std::mem::ManuallyDrop;
 use std::ptr;
 
 use tch::Tensor;
@@ -16,11 +15,6 @@ use super::{Fingerprint, ShimError, check, sys};
 pub(super) unsafe fn from_raw(raw: *mut C_tensor) -> Option<Tensor> {
     // SAFETY: ownership passes to the `Tensor`, whose drop deletes it, as the caller promises.
     (!raw.is_null()).then(|| unsafe { Tensor::from_ptr(raw) })
-}
-
-/// Gives a tensor up to C++, which deletes it.
-pub(super) fn into_raw(tensor: Tensor) -> *mut C_tensor {
-    ManuallyDrop::new(tensor).as_mut_ptr()
 }
 
 /// Borrowed pointers, null for `None`.
