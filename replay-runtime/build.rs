@@ -21,12 +21,16 @@ fn main() {
     println!("cargo::rustc-link-arg=-Wl,-rpath,{lib}");
 
     let include = include_dir(Path::new(&lib));
-    cc::Build::new()
+    let mut build = cc::Build::new();
+    // As system headers, so that only warnings about our own code are shown. The compiler knows its own folder, and
+    // named a second time it would find its standard library no more.
+    if include != Path::new("/usr/include") {
+        build.flag(format!("-isystem{}", include.display()));
+    }
+    build
         .cpp(true)
         .std("c++17")
         .files(SOURCES)
-        // As system headers, so that only warnings about our own code are shown.
-        .flag(format!("-isystem{}", include.display()))
         .flag(format!("-isystem{}", include.join("torch/csrc/api/include").display()))
         .define("_GLIBCXX_USE_CXX11_ABI", "1")
         // Unoptimised, the shim would show up in every block's cost.

@@ -1,5 +1,5 @@
-// The error channel of the shim. No exception leaves an `extern "C"` function: each entry runs its body in
-// `guarded` and answers with a code; the text waits in a thread-local of our own until the caller, on the same
+// The error channel of the shim. No exception leaves an `extern "C"` function: an entry that could throw runs its body
+// in `guarded` and answers with a code; the text waits in a thread-local of our own until the caller, on the same
 // thread, reads it. torch-sys has a channel too, and it is never touched: tch panics in `Drop for Tensor` while
 // an error is pending there.
 #pragma once

@@ -146,6 +146,8 @@ class ReplayNode : public Node {
   void release_variables() override { callbacks_->release(state_); }
   std::string name() const override { return "ReplayBlock(" + block_ + ")"; }
 
+  // The token of the pass that the calling thread works for, if that may run this node; otherwise it is refused.
+  Token admitted() const;
   void arrive(variable_list&& grads, std::optional<c10::Stream> stream) {
     arrived_ = std::move(grads);
     stream_ = stream;
@@ -162,7 +164,7 @@ class ReplayNode : public Node {
   const std::string block_;
   const void* const state_;
   const NodeCallbacks* const callbacks_;
-  // Written by the arrival before the engine makes this node ready, which orders the threads.
+  // Written by the arrival, in the one pass that is admitted, before the engine makes this node ready.
   variable_list arrived_;
   std::optional<c10::Stream> stream_;
 };
@@ -172,6 +174,8 @@ class Arrival : public Node {
  public:
   explicit Arrival(const c10::intrusive_ptr<ReplayNode>& replay) { add_next_edge(Edge(replay, 0)); }
   variable_list apply(variable_list&& grads) override {
+    // Before anything is touched: a foreign pass may come by on another thread while ours is under way.
+    replay().admitted();
     replay().arrive(std::move(grads), stream());
     return {signal()};
   }
@@ -212,7 +216,7 @@ Replayed ReplayNode::replay(const Run& run) {
   return replayed;
 }
 
-variable_list ReplayNode::apply(variable_list&&) {
+Token ReplayNode::admitted() const {
   auto* found = static_cast<Token*>(c10::ThreadLocalDebugInfo::get(kToken));
   if (found == nullptr || found->run == nullptr)
     refuse(
@@ -220,8 +224,11 @@ variable_list ReplayNode::apply(variable_list&&) {
         "its gradient can only be taken by `Rollout::backward`; call `rollout.backward(&loss)` instead of `loss.backward()`");
   if (found->run->rollout != rollout_)
     refuse(kOtherRollout, "it belongs to another rollout; take the gradient of each rollout's loss with that rollout");
-  const Token token(found->run, found->desk);
+  return Token(found->run, found->desk);
+}
 
+variable_list ReplayNode::apply(variable_list&&) {
+  const Token token = admitted();
   Replayed replayed;
   on_owner(token, [&] { replayed = replay(*token.run); });
   if (!replayed.roots.empty()) {
@@ -236,8 +243,13 @@ variable_list ReplayNode::apply(variable_list&&) {
   return result;
 }
 
+// Stands before what an inner block returns in the forward of an outer one, whose graph is followed and then dropped.
 struct Barrier : Node {
-  variable_list apply(variable_list&&) override { return {}; }
+  variable_list apply(variable_list&&) override {
+    throw Refused(
+        kForeignBackward,
+        "an inner replay block cannot be differentiated in the forward of the block around it; take the gradient of the rollout's loss with `Rollout::backward`");
+  }
   std::string name() const override { return "ReplayBarrier"; }
 };
 
@@ -286,6 +298,16 @@ void execute(
 using replay::guarded;
 using replay::kAnyAge;
 
+namespace {
+torch::autograd::edge_list edges_to(const at::Tensor* const* inputs, size_t n) {
+  torch::autograd::edge_list edges(n);
+  for (size_t i = 0; i < n; ++i)
+    if (inputs[i] != nullptr && inputs[i]->requires_grad())
+      edges[i] = torch::autograd::impl::gradient_edge(*inputs[i]);
+  return edges;
+}
+} // namespace
+
 const char* replay_last_error(int full) {
   const auto& error = replay::last_error();
   return full != 0 ? error.full.c_str() : error.brief.c_str();
@@ -308,20 +330,21 @@ int replay_attach(
     return made;
   }
   return guarded([&] {
-    torch::autograd::edge_list edges(n_inputs);
-    for (size_t i = 0; i < n_inputs; ++i)
-      if (inputs[i] != nullptr && inputs[i]->requires_grad())
-        edges[i] = torch::autograd::impl::gradient_edge(*inputs[i]);
-    node->set_next_edges(std::move(edges));
+    node->set_next_edges(edges_to(inputs, n_inputs));
     node->add_input_metadata(replay::Arrival::signal());
     const auto arrival = c10::make_intrusive<replay::Arrival>(node);
     for (size_t i = 0; i < n_outputs; ++i) torch::autograd::set_history(*outputs[i], arrival);
   });
 }
 
-int replay_barrier(at::Tensor* const* outputs, size_t n_outputs) {
+int replay_barrier(
+    const at::Tensor* const* inputs,
+    size_t n_inputs,
+    at::Tensor* const* outputs,
+    size_t n_outputs) {
   return guarded([&] {
     auto node = c10::make_intrusive<replay::Barrier>();
+    node->set_next_edges(edges_to(inputs, n_inputs));
     for (size_t i = 0; i < n_outputs; ++i) torch::autograd::set_history(*outputs[i], node);
   });
 }
@@ -382,7 +405,8 @@ int replay_leaves(
         visit(context, reinterpret_cast<uintptr_t>(leaf->variable.unsafeGetTensorImpl()), &leaf->variable);
         continue;
       }
-      if (since != kAnyAge && (node->sequence_nr() < since || node->thread_id() != thread))
+      // Numbers are per thread, and a gradient taken inside the body makes nodes on the threads of devices.
+      if (since != kAnyAge && node->sequence_nr() < since && node->thread_id() == thread)
         throw replay::Refused(replay::kCaptured, node->name());
       for (const auto& edge : node->next_edges()) push(edge.function.get());
     }

@@ -63,8 +63,13 @@ int replay_attach(
     at::Tensor* const* outputs,
     size_t n_outputs);
 
-// Gives `outputs` a history that leads nowhere: they require grad, may be changed in place, and hold no graph.
-int replay_barrier(at::Tensor* const* outputs, size_t n_outputs);
+// Gives `outputs` a history that leads to `inputs` and cannot be differentiated: they require grad, may be changed in
+// place, and hold no graph of the block between.
+int replay_barrier(
+    const at::Tensor* const* inputs,
+    size_t n_inputs,
+    at::Tensor* const* outputs,
+    size_t n_outputs);
 
 // `loss.backward()` in the name of `rollout`. `replayer` is handed to `run` and `finished`, on the calling thread,
 // and is not used after this function has returned.
@@ -79,7 +84,7 @@ int replay_push_leaf(replay::Replayed* replayed, size_t index, const at::Tensor*
 uint64_t replay_sequence();
 
 // Calls `visit(context, impl, variable)` for each leaf that the graphs of `roots` accumulate into. Unless `since`
-// is `kAnyAge`, a node with a lower number or of another thread ends the walk with `kCaptured` and its name.
+// is `kAnyAge`, a node of this thread with a lower number ends the walk with `kCaptured` and its name.
 int replay_leaves(
     const at::Tensor* const* roots,
     size_t n,

@@ -87,6 +87,16 @@ at::Device device_of(int device_type, int index) {
 
 using replay::guarded;
 
+namespace {
+// The value of `body`, or zero where it throws.
+template <class Value, class Body>
+Value value_of(Body&& body) noexcept {
+  Value value{};
+  guarded([&] { value = body(); });
+  return value;
+}
+} // namespace
+
 int replay_detach_output(const at::Tensor* tensor, int aliases, at::Tensor** out) {
   return guarded([&] {
     at::AutoGradMode off(false);
@@ -116,15 +126,15 @@ uintptr_t replay_impl(const at::Tensor* tensor) {
 }
 
 uintptr_t replay_storage(const at::Tensor* tensor) {
-  return replay::has_storage(*tensor)
-      ? reinterpret_cast<uintptr_t>(tensor->storage().unsafeGetStorageImpl())
-      : 0;
+  return value_of<uintptr_t>([&] {
+    return replay::has_storage(*tensor)
+        ? reinterpret_cast<uintptr_t>(tensor->storage().unsafeGetStorageImpl())
+        : 0;
+  });
 }
 
 uint64_t replay_nbytes(const at::Tensor* tensor) {
-  uint64_t bytes = 0;
-  const int failed = guarded([&] { bytes = replay::collapse(tensor->detach()).nbytes(); });
-  return failed == replay::kOk ? bytes : 0;
+  return value_of<uint64_t>([&] { return replay::collapse(tensor->detach()).nbytes(); });
 }
 
 int replay_take_grad(at::Tensor* tensor, at::Tensor** out) {
@@ -169,9 +179,12 @@ int replay_saved_leaf(const replay::SavedTensor* saved, int requires_grad, at::T
   });
 }
 
-int replay_saved_version(const replay::SavedTensor* saved, uint64_t* out) {
-  // A copy cannot be changed by anyone else.
-  return guarded([&] { *out = saved->on_host ? 0 : saved->data._version(); });
+int replay_saved_on_host(const replay::SavedTensor* saved) {
+  return saved->on_host;
+}
+
+int replay_saved_fingerprint(const replay::SavedTensor* saved, replay::Fingerprint* out) {
+  return replay_fingerprint(&saved->data, out);
 }
 
 void replay_saved_free(replay::SavedTensor* saved) {
@@ -179,12 +192,15 @@ void replay_saved_free(replay::SavedTensor* saved) {
 }
 
 replay::WeakTensor* replay_weak_new(const at::Tensor* tensor) {
-  return new (std::nothrow) replay::WeakTensor{replay::WeakImpl(tensor->getIntrusivePtr())};
+  return value_of<replay::WeakTensor*>(
+      [&] { return new replay::WeakTensor{replay::WeakImpl(tensor->getIntrusivePtr())}; });
 }
 
 at::Tensor* replay_weak_lock(const replay::WeakTensor* weak) {
-  auto impl = weak->impl.lock();
-  return impl.defined() ? new (std::nothrow) at::Tensor(std::move(impl)) : nullptr;
+  return value_of<at::Tensor*>([&]() -> at::Tensor* {
+    auto impl = weak->impl.lock();
+    return impl.defined() ? new at::Tensor(std::move(impl)) : nullptr;
+  });
 }
 
 void replay_weak_free(replay::WeakTensor* weak) {
@@ -279,12 +295,15 @@ int replay_rng_set(int device_type, int index, const at::Tensor* state) {
 }
 
 uint64_t replay_bytes_hash(const at::Tensor* tensor) {
-  const auto* bytes = static_cast<const char*>(tensor->const_data_ptr());
-  return std::hash<std::string_view>{}(std::string_view(bytes, tensor->nbytes()));
+  return value_of<uint64_t>([&] {
+    TORCH_CHECK(tensor->is_cpu() && tensor->is_contiguous(), "the state of a generator is bytes in host memory");
+    const auto* bytes = static_cast<const char*>(tensor->const_data_ptr());
+    return std::hash<std::string_view>{}(std::string_view(bytes, tensor->nbytes()));
+  });
 }
 
 int replay_has_cuda() {
-  return at::hasCUDA();
+  return value_of<int>([] { return at::hasCUDA(); });
 }
 
 int replay_version(char* out, size_t capacity) {

@@ -1,5 +1,6 @@
 // Everything else that the runtime needs of LibTorch and tch does not offer: saved inputs, versions, gradients,
-// thread modes, random number generators. Each function touches only what it is given and the state of the
+// thread modes, random number generators. Functions that answer with a value instead of a code give 0 or null when
+// LibTorch fails. Each function touches only what it is given and the state of the
 // calling thread (generators: of the process, under their own lock).
 #pragma once
 
@@ -57,7 +58,8 @@ int replay_set_grad(at::Tensor* tensor, const at::Tensor* grad);
 
 int replay_saved_new(const at::Tensor* tensor, int on_host, replay::SavedTensor** out);
 int replay_saved_leaf(const replay::SavedTensor* saved, int requires_grad, at::Tensor** out);
-int replay_saved_version(const replay::SavedTensor* saved, uint64_t* out);
+int replay_saved_on_host(const replay::SavedTensor* saved);
+int replay_saved_fingerprint(const replay::SavedTensor* saved, replay::Fingerprint* out);
 void replay_saved_free(replay::SavedTensor* saved);
 
 replay::WeakTensor* replay_weak_new(const at::Tensor* tensor);

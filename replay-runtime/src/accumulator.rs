@@ -2,54 +2,53 @@
 //! in place. What this module adds is the transaction around it. Gradients from before are moved aside, so that a
 //! failure can put them back, and at the end the rollout's sum is added into them, in place.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, ThreadId};
 
-use tch::Tensor;
+use tch::{TchError, Tensor};
 
+use crate::error::ReplayError;
 use crate::ffi::{self, ShimError};
 
 /// The gradients of a set of leaves, from the start of a backward pass until it is committed or dropped.
 pub(crate) struct Transaction {
     leaves: Vec<(Tensor, Option<Tensor>)>,
+    _claim: Claim,
 }
 
 impl Transaction {
     /// Moves the gradients of `leaves` (repeated ones once) aside.
-    pub(crate) fn begin(leaves: impl IntoIterator<Item = Tensor>) -> Result<Self, ShimError> {
+    pub(crate) fn begin(leaves: Vec<Tensor>) -> Result<Self, ReplayError> {
         let mut seen = HashSet::new();
-        let mut transaction = Self { leaves: Vec::new() };
+        let leaves: Vec<_> = leaves.into_iter().filter(|leaf| seen.insert(ffi::identity(leaf))).collect();
+        let mut transaction = Self { _claim: Claim::new(&leaves)?, leaves: Vec::new() };
         for leaf in leaves {
-            if seen.insert(ffi::identity(&leaf)) {
-                let old = ffi::take_grad(&leaf)?;
-                transaction.leaves.push((leaf, old));
-            }
+            let old = ffi::take_grad(&leaf).map_err(shim_failed)?;
+            transaction.leaves.push((leaf, old));
         }
         Ok(transaction)
     }
 
     /// Adds the new gradients to the old ones. What was `None` before and received nothing stays `None`.
-    pub(crate) fn commit(mut self) -> Result<(), ShimError> {
+    ///
+    /// Whether they can be added is known before the first is touched.
+    pub(crate) fn commit(mut self) -> Result<(), ReplayError> {
         let _guard = tch::no_grad_guard();
+        for (leaf, old) in &self.leaves {
+            check_addable(old.as_ref(), &leaf.grad())?;
+        }
         for (leaf, old) in &mut self.leaves {
             let Some(old) = old else { continue };
             let new = leaf.grad();
             if new.defined() {
-                *old = add(old, &new);
+                *old = add(old, &new).map_err(|error| ReplayError::Backward { source: error.into() })?;
             }
-            ffi::set_grad(leaf, Some(old))?;
+            ffi::set_grad(leaf, Some(old)).map_err(shim_failed)?;
         }
         self.leaves.clear();
         Ok(())
     }
-}
-
-/// LibTorch's own rule: in place where the old gradient can hold the sum; a sparse one cannot take a dense one.
-fn add(old: &mut Tensor, new: &Tensor) -> Tensor {
-    if old.is_sparse() && !new.is_sparse() {
-        return new + &*old;
-    }
-    let _ = old.g_add_(new);
-    old.shallow_clone()
 }
 
 impl Drop for Transaction {
@@ -57,6 +56,72 @@ impl Drop for Transaction {
         for (leaf, old) in &self.leaves {
             // Setting a gradient that was taken from the same leaf cannot be refused.
             let _ = ffi::set_grad(leaf, old.as_ref());
+        }
+    }
+}
+
+fn shim_failed(error: ShimError) -> ReplayError {
+    ReplayError::Backward { source: error.into() }
+}
+
+/// The variable may have been given other data since its old gradient was computed.
+fn check_addable(old: Option<&Tensor>, new: &Tensor) -> Result<(), ReplayError> {
+    let Some(old) = old.filter(|_| new.defined()) else { return Ok(()) };
+    if old.size() == new.size() && old.device() == new.device() {
+        return Ok(());
+    }
+    let text = format!(
+        "an old gradient of shape {:?} on {:?} cannot take one of shape {:?} on {:?}",
+        old.size(),
+        old.device(),
+        new.size(),
+        new.device()
+    );
+    Err(ReplayError::Backward { source: TchError::Shape(text).into() })
+}
+
+/// LibTorch's own rule: in place where the old gradient can hold the sum; a sparse one cannot take a dense one.
+fn add(old: &mut Tensor, new: &Tensor) -> Result<Tensor, TchError> {
+    if old.is_sparse() && !new.is_sparse() { new.f_add(old) } else { old.f_add_(new) }
+}
+
+/// The leaves of open transactions, with the thread that has them and how often: while gradients are aside, another
+/// thread must not add to them, and LibTorch's own lock does not cover this. It is held only to look and to write.
+static CLAIMED: LazyLock<Mutex<HashMap<usize, (ThreadId, usize)>>> = LazyLock::new(Mutex::default);
+
+fn claimed() -> MutexGuard<'static, HashMap<usize, (ThreadId, usize)>> {
+    CLAIMED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A set of leaves in [`CLAIMED`]. A rollout inside a body of another, on one thread, may claim them again.
+struct Claim(Vec<usize>);
+
+impl Claim {
+    fn new(leaves: &[Tensor]) -> Result<Self, ReplayError> {
+        let own = thread::current().id();
+        let mut claimed = claimed();
+        let taken = |leaf: &&Tensor| claimed.get(&ffi::identity(leaf)).is_some_and(|(thread, _)| *thread != own);
+        if let Some(leaf) = leaves.iter().find(taken) {
+            return Err(ReplayError::VariableShared { shape: leaf.size() });
+        }
+        let identities: Vec<_> = leaves.iter().map(ffi::identity).collect();
+        for &identity in &identities {
+            claimed.entry(identity).or_insert((own, 0)).1 += 1;
+        }
+        Ok(Self(identities))
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        let mut claimed = claimed();
+        for identity in &self.0 {
+            if let Some((_, count)) = claimed.get_mut(identity) {
+                *count -= 1;
+                if *count == 0 {
+                    claimed.remove(identity);
+                }
+            }
         }
     }
 }

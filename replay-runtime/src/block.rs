@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use tch::{Device, Tensor};
 
-use crate::context::{AnyContext, run_within};
+use crate::context::{AnyContext, Contexts, run_within};
 use crate::error::{InBlock, Pass, ReplayError};
 use crate::ffi::{self, Fingerprint, Modes, NodeState, WeakTensor};
 use crate::modes::{ModesGuard, RngBefore, RngSnapshot};
@@ -28,14 +28,14 @@ pub(crate) struct Call<'c, 'm> {
 struct Forward {
     outputs: Vec<Tensor>,
     leaves: Vec<Option<Tensor>>,
-    versions: Vec<Option<u64>>,
+    prints: Vec<Option<Fingerprint>>,
     variables: Rc<Snapshot>,
     modes: Modes,
     rng: Vec<RngSnapshot>,
     captured: Vec<(Tensor, Fingerprint)>,
 }
 
-impl Call<'_, '_> {
+impl<'m> Call<'_, 'm> {
     pub(crate) fn run(self) -> Result<Vec<Tensor>, ReplayError> {
         self.state.sweep();
         self.check_inputs()?;
@@ -56,9 +56,9 @@ impl Call<'_, '_> {
         let recorded: Vec<usize> = (0..records.len()).filter(|&i| records[i].requires_grad).collect();
         let attached: Vec<&Tensor> = recorded.iter().map(|&i| &outputs[i]).collect();
         if self.state.inside_forward() {
-            // The outer block's graph is dropped after its forward; so that at most one graph of an inner block
-            // lives, the outputs only say that they require grad.
-            ffi::barrier(&attached).in_block(&self.label.block, "mark the outputs")?;
+            // The outer block's graph is followed and dropped after its forward. So that at most one graph of an inner
+            // block lives, the outputs only say that they require grad and what they came from.
+            ffi::barrier(self.inputs, &attached).in_block(&self.label.block, "mark the outputs")?;
             self.state.inner_captured.borrow_mut().extend(forward.captured);
         } else {
             self.record(forward, records, &recorded, &attached)?;
@@ -70,36 +70,45 @@ impl Call<'_, '_> {
     fn run_plain(&self) -> Result<Vec<Tensor>, ReplayError> {
         let _guard = self.state.options.inference.then(tch::no_grad_guard);
         let inputs: Vec<_> = self.inputs.iter().map(|input| input.map(Tensor::shallow_clone)).collect();
-        run_within(&*self.context, &self.label.block, Pass::Forward, || (self.body)(self.state, &inputs))
+        let own = [Rc::clone(&self.context)];
+        run_within(&own, &self.label.block, Pass::Forward, || (self.body)(self.state, &inputs))
     }
 
     fn forward(&self, modes: Modes) -> Result<Forward, ReplayError> {
         let block = &self.label.block;
         let variables = self.state.snapshot().in_block(block, "read the variables")?;
-        if let Some(device) = variables.cuda_device() {
-            self.state.cuda.set(Some(device));
+        if let Some((name, device)) = variables.cuda_device() {
+            self.check_device(|| format!("variable `{name}`"), device)?;
         }
-        let versions = self.versions()?;
+        let prints = self.prints()?;
         let leaves = self.leaves()?;
         let rng = self.generators()?;
 
         let guard = ModesGuard::enter(&modes).in_block(block, "set the thread's modes")?;
         let since = ffi::sequence();
         let captured_before = self.state.inner_captured.borrow().len();
-        let pass = self.state.enter(Pass::Forward);
-        let outputs = run_within(&*self.context, block, Pass::Forward, || (self.body)(self.state, &leaves));
+        let own = [Rc::clone(&self.context)];
+        let pass = self.state.enter(Pass::Forward, self.contexts());
+        let outputs = run_within(&own, block, Pass::Forward, || (self.body)(self.state, &leaves));
         drop(pass);
         drop(guard);
         let inner = self.state.inner_captured.borrow_mut().split_off(captured_before);
         let outputs = outputs?;
 
         self.check_outputs(&outputs)?;
-        self.check_unwritten(&versions, &variables)?;
+        self.check_unwritten(&prints, &leaves, &variables)?;
         let mut captured = self.captured(&outputs, &leaves, &variables, since)?;
         captured.extend(inner);
         let rng = rng.into_iter().map(RngBefore::after_forward).collect::<Result<_, _>>();
         let rng = rng.in_block(block, "read the random number generator")?;
-        Ok(Forward { outputs, leaves, versions, variables, modes, rng, captured })
+        Ok(Forward { outputs, leaves, prints, variables, modes, rng, captured })
+    }
+
+    /// Those that a replay of this block opens: of the blocks around it, which are open now, and its own.
+    fn contexts(&self) -> Contexts<'m> {
+        let mut contexts = self.state.open_contexts();
+        contexts.push(Rc::clone(&self.context));
+        contexts
     }
 
     /// Detached inputs that carry the inputs' own `requires_grad`.
@@ -112,10 +121,9 @@ impl Call<'_, '_> {
         leaves.collect::<Result<_, _>>().in_block(&self.label.block, "detach the inputs")
     }
 
-    fn versions(&self) -> Result<Vec<Option<u64>>, ReplayError> {
-        let version = |input: &Tensor| ffi::fingerprint(input).map(|print| print.version);
-        let versions = self.inputs.iter().map(|input| input.map(version).transpose());
-        versions.collect::<Result<_, _>>().in_block(&self.label.block, "read the inputs' versions")
+    fn prints(&self) -> Result<Vec<Option<Fingerprint>>, ReplayError> {
+        let prints = self.inputs.iter().map(|input| input.map(ffi::fingerprint).transpose());
+        prints.collect::<Result<_, _>>().in_block(&self.label.block, "read the inputs' versions")
     }
 
     fn generators(&self) -> Result<Vec<RngBefore>, ReplayError> {
@@ -179,9 +187,12 @@ impl Call<'_, '_> {
         attached: &[&Tensor],
     ) -> Result<(), ReplayError> {
         let state = self.state;
-        let Forward { outputs: graph, leaves, versions, variables, modes, rng, captured } = forward;
-        drop((graph, leaves));
-        let (saved, inputs) = self.save(&versions)?;
+        let Forward { outputs: graph, leaves, prints, variables, modes, rng, captured } = forward;
+        let captured: Vec<_> = captured.into_iter().map(|(leaf, print)| (WeakTensor::new(&leaf), print)).collect();
+        drop(graph);
+        self.note_escaped(leaves);
+        let (saved, inputs) = self.save(&prints)?;
+        let contexts = self.contexts();
         let block = Arc::clone(&self.label.block);
         let node = NodeState::new(state.new_entry_number(), block, saved, Arc::clone(&state.graveyard));
         let node = Arc::new(node);
@@ -189,11 +200,12 @@ impl Call<'_, '_> {
         state.insert(Entry {
             label: self.label,
             body: self.body,
-            context: self.context,
+            contexts,
             modes,
             rng,
             variables,
-            captured: captured.iter().map(|(leaf, print)| (WeakTensor::new(leaf), *print)).collect(),
+            // One that is gone now, with the graph, was made inside the body.
+            captured: captured.into_iter().filter(|(leaf, _)| leaf.upgrade().is_some()).collect(),
             inputs,
             outputs,
             recorded: recorded.to_vec(),
@@ -202,27 +214,38 @@ impl Call<'_, '_> {
         Ok(())
     }
 
+    /// Drops the leaves. Those that live on are held by a graph that left the body unseen.
+    fn note_escaped(&self, leaves: Vec<Option<Tensor>>) {
+        for (leaf, name) in leaves.into_iter().zip(&self.label.inputs) {
+            let Some(leaf) = leaf.filter(Tensor::requires_grad) else { continue };
+            let (identity, weak) = (ffi::identity(&leaf), WeakTensor::new(&leaf));
+            drop(leaf);
+            if weak.upgrade().is_some() {
+                let noted = (weak, Arc::clone(&self.label.block), name.clone());
+                self.state.escaped.borrow_mut().insert(identity, noted);
+            }
+        }
+    }
+
     #[expect(clippy::type_complexity, reason = "two lists in step, taken apart at once")]
     fn save(
         &self,
-        versions: &[Option<u64>],
+        prints: &[Option<Fingerprint>],
     ) -> Result<(Vec<Option<Arc<ffi::SavedTensor>>>, Vec<Option<InputRecord>>), ReplayError> {
         let block = &self.label.block;
         let offload = self.state.options.offload;
         let mut saved = Vec::new();
         let mut records = Vec::new();
-        for (input, version) in self.inputs.iter().zip(versions) {
-            let (Some(input), Some(version)) = (input, version) else {
+        for (input, print) in self.inputs.iter().zip(prints) {
+            let (Some(input), Some(print)) = (input, print) else {
                 saved.push(None);
                 records.push(None);
                 continue;
             };
-            let kept = self.state.saved.keep(input, offload).in_block(block, "save an input")?;
-            let on_host = offload && input.device().is_cuda();
-            self.state.ledger.borrow_mut().saved(block, kept.bytes, on_host);
-            // A copy on the host has no version of its own, and needs none.
-            let version = if on_host { 0 } else { *version };
-            records.push(Some(InputRecord { version, requires_grad: input.requires_grad() }));
+            let kept = self.state.saved.keep(input, print, offload).in_block(block, "save an input")?;
+            self.state.ledger.borrow_mut().saved(block, kept.bytes, kept.saved.is_on_host());
+            let print = kept.saved.fingerprint().in_block(block, "save an input")?;
+            records.push(Some(InputRecord { print, requires_grad: input.requires_grad() }));
             saved.push(Some(kept.saved));
         }
         Ok((saved, records))
@@ -284,15 +307,26 @@ impl Call<'_, '_> {
     }
 
     /// The forward must leave everything that a replay starts from as it was.
-    fn check_unwritten(&self, versions: &[Option<u64>], variables: &Snapshot) -> Result<(), ReplayError> {
-        let block = &self.label.block;
-        if let Some(i) = self.versions()?.iter().zip(versions).position(|(now, before)| now != before) {
-            let input = self.label.inputs[i].clone();
-            return Err(ReplayError::InputWritten { block: block.to_string(), input });
+    fn check_unwritten(
+        &self,
+        prints: &[Option<Fingerprint>],
+        leaves: &[Option<Tensor>],
+        variables: &Snapshot,
+    ) -> Result<(), ReplayError> {
+        let block = || self.label.block.to_string();
+        let now = self.prints()?;
+        let cut = |i: usize| {
+            prints[i].is_some_and(|print| print.requires_grad) && !leaves[i].as_ref().is_some_and(Tensor::requires_grad)
+        };
+        if let Some(i) = (0..now.len()).find(|&i| now[i] != prints[i] || cut(i)) {
+            return Err(ReplayError::InputWritten { block: block(), input: self.label.inputs[i].clone() });
         }
-        if let Some(change) = variables.change().in_block(block, "read the variables")? {
+        if let Some(change) = variables.change().in_block(&self.label.block, "read the variables")? {
             variables.restore_buffers();
-            return Err(ReplayError::VariableWritten { block: block.to_string(), variable: change.variable });
+            return Err(ReplayError::VariableWritten { block: block(), variable: change.variable });
+        }
+        if self.state.variable_count() != variables.count() {
+            return Err(ReplayError::VariableAdded { block: block() });
         }
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! What a user's model needs around a block, beyond what the library restores by itself.
 
 use std::cell::Cell;
+use std::rc::Rc;
 
 use crate::error::{Pass, ReplayError};
 use crate::output::BoxError;
@@ -9,7 +10,8 @@ use crate::output::BoxError;
 ///
 /// `#[replay_block(context = path)]` calls `path(self)` before the forward. The value it returns is a snapshot of
 /// that state; it opens a scope around the forward and one around each replay. A scope ends when it is dropped,
-/// which happens on errors and on unwind too.
+/// which happens on errors and on unwind too. Blocks inside the block are replayed inside its scope as well, outermost
+/// first.
 ///
 /// ```no_run
 /// # use std::cell::Cell;
@@ -79,32 +81,42 @@ impl<C: ReplayContext> AnyContext for C {
     }
 }
 
-/// Runs `body` inside the scope of `pass`, and tells errors of the context from those of the body.
+/// The contexts around a body, from the outermost block's to its own.
+pub(crate) type Contexts<'m> = Vec<Rc<dyn AnyContext + 'm>>;
+
+/// Runs `body` inside the scopes of all `contexts`, and tells errors of a context from those of the body.
 pub(crate) fn run_within<T>(
-    context: &dyn AnyContext,
+    contexts: &[Rc<dyn AnyContext + '_>],
     block: &str,
     pass: Pass,
     body: impl FnOnce() -> Result<T, BoxError>,
 ) -> Result<T, ReplayError> {
     let mut body = Some(body);
     let mut outcome = None;
-    context.within(pass, &mut || outcome = body.take().map(|body| body())).map_err(|source| ReplayError::Context {
-        block: block.to_owned(),
-        pass,
-        source,
-    })?;
-    outcome.expect("`within` runs the body when it succeeds").map_err(|source| ReplayError::Block {
+    within_all(contexts, pass, &mut || outcome = body.take().map(|body| body()))
+        .map_err(|source| ReplayError::Context { block: block.to_owned(), pass, source })?;
+    outcome.expect("the body runs when every scope was opened").map_err(|source| ReplayError::Block {
         block: block.to_owned(),
         pass,
         source,
     })
 }
 
+fn within_all(contexts: &[Rc<dyn AnyContext + '_>], pass: Pass, body: &mut dyn FnMut()) -> Result<(), BoxError> {
+    let Some((outer, inner)) = contexts.split_first() else {
+        body();
+        return Ok(());
+    };
+    let mut opened = Ok(());
+    outer.within(pass, &mut || opened = within_all(inner, pass, body))?;
+    opened
+}
+
 thread_local! {
     static REPLAYING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether the calling code runs inside a replay, that is, for a second time.
+/// Whether the calling code runs inside a replay, that is, not for the first time.
 ///
 /// For loggers, counters and progress bars inside a block: count only where this is `false`.
 #[must_use]

@@ -9,7 +9,8 @@ use crate::output::BoxError;
 
 /// A failure of a replay block or of the backward pass of a rollout.
 ///
-/// Gradients, random number generators and thread modes are what they were before the call that failed.
+/// Gradients, random number generators and thread modes are what they were before the call that failed (gradients unless
+/// [`restore_gradients(false)`](crate::RolloutBuilder::restore_gradients) was chosen).
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReplayError {
@@ -101,13 +102,42 @@ pub enum ReplayError {
 
     /// The forward of a block wrote into a variable of the `VarStore`.
     #[error(
-        "replay block `{block}` changes variable `{variable}` in its forward, and its replay would change it again\nchange it outside of the block; normalisation layers: run them in eval mode"
+        "replay block `{block}` changes variable `{variable}` in its forward, and its replay would change it again\nchange it before the rollout's first block; normalisation layers: run them in eval mode"
     )]
     VariableWritten {
         /// The block.
         block: String,
         /// The variable's name in its `VarStore`.
         variable: String,
+    },
+
+    /// The forward of a block added variables to a `VarStore`.
+    #[error(
+        "replay block `{block}` adds variables to the `VarStore`, and its replay would add more\nmake all layers before the rollout"
+    )]
+    VariableAdded {
+        /// The block.
+        block: String,
+    },
+
+    /// The loss depends on something that left a block's body by another way than its outputs.
+    #[error(
+        "the loss depends on a tensor that replay block `{block}` computed from its input `{input}` and did not return\nreturn it as an output, or detach it: its gradient would end at the block"
+    )]
+    Escaped {
+        /// The block.
+        block: String,
+        /// The input.
+        input: String,
+    },
+
+    /// A rollout on another thread is differentiating the same variables.
+    #[error(
+        "a variable of shape {shape:?} is being differentiated by a rollout on another thread\nlet the two take turns, or build both with `restore_gradients(false)`, which adds to `.grad` as it goes"
+    )]
+    VariableShared {
+        /// The variable's shape.
+        shape: Vec<i64>,
     },
 
     /// The body uses a tensor with a history that is not among the block's inputs.
@@ -179,6 +209,15 @@ pub enum ReplayError {
     LossNotScalar {
         /// The loss's shape.
         shape: Vec<i64>,
+    },
+
+    /// `backward` was given a loss that is no real floating-point number.
+    #[error(
+        "the loss is of kind {kind:?}, and only a real floating-point number has a gradient\ntake its real part or its absolute value first"
+    )]
+    LossNotReal {
+        /// The loss's kind.
+        kind: tch::Kind,
     },
 
     /// `backward` was given a loss that depends on nothing trainable.
@@ -283,7 +322,8 @@ impl fmt::Display for Pass {
 /// The user's error in at most two lines. One of tch's carries a C++ backtrace, which `source()` keeps.
 fn brief(source: &BoxError) -> String {
     let text = source.to_string();
-    let lines = text.lines().take_while(|line| !line.starts_with("Exception raised from"));
+    let is_trace = |line: &str| line.starts_with("Exception raised from") || line.starts_with("frame #");
+    let lines = text.lines().take_while(|line| !is_trace(line));
     lines.take(2).collect::<Vec<_>>().join("\n")
 }
 
@@ -306,6 +346,13 @@ impl fmt::Debug for TorchError {
 }
 
 impl Error for TorchError {}
+
+impl From<tch::TchError> for TorchError {
+    fn from(error: tch::TchError) -> Self {
+        let full = error.to_string();
+        Self { brief: full.clone(), full }
+    }
+}
 
 impl From<ShimError> for TorchError {
     fn from(error: ShimError) -> Self {

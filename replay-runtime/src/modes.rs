@@ -77,41 +77,48 @@ impl Drop for RngBefore {
 }
 
 /// Sets a generator to where the forward found it, and back to where the replay found it when dropped.
-pub(crate) struct RngGuard<'s> {
-    snapshot: &'s RngSnapshot,
+pub(crate) struct RngGuard {
+    device: Device,
     caller: Tensor,
-    start: u64,
+    /// The hashes of the states in which the replay may leave it: as the forward did, or, where that drew nothing, as
+    /// it found it.
+    expected: [u64; 2],
+    drew: bool,
 }
 
-impl<'s> RngGuard<'s> {
-    pub(crate) fn enter(snapshot: &'s RngSnapshot) -> Result<Self, ShimError> {
-        let caller = ffi::rng_get(snapshot.device)?;
-        let start = match &snapshot.before {
+impl RngGuard {
+    pub(crate) fn enter(snapshot: &RngSnapshot) -> Result<Self, ShimError> {
+        let device = snapshot.device;
+        let caller = ffi::rng_get(device)?;
+        let expected = match &snapshot.before {
             Some(state) => {
-                ffi::rng_set(snapshot.device, state)?;
-                None
+                ffi::rng_set(device, state)?;
+                [snapshot.after; 2]
             }
-            None => Some(ffi::bytes_hash(&caller)),
+            None => [snapshot.after, ffi::bytes_hash(&caller)],
         };
-        Ok(Self { snapshot, caller, start: start.unwrap_or_default() })
+        Ok(Self { device, caller, expected, drew: snapshot.before.is_some() })
     }
 
     /// An error if the replay did not leave the generator where the forward did.
-    pub(crate) fn check(&self, block: &str) -> Result<(), ReplayError> {
-        let action = "read the random number generator";
-        let now = ffi::bytes_hash(&ffi::rng_get(self.snapshot.device).in_block(block, action)?);
-        let expected = if self.snapshot.before.is_some() { self.snapshot.after } else { self.start };
-        if now == expected {
+    pub(crate) fn check(&mut self, block: &str) -> Result<(), ReplayError> {
+        let now = ffi::rng_get(self.device).in_block(block, "read the random number generator")?;
+        let now = ffi::bytes_hash(&now);
+        // The body may have seeded it: then there is something to put back.
+        self.drew |= now != self.expected[1];
+        if self.expected.contains(&now) {
             return Ok(());
         }
-        let device = format!("{:?}", self.snapshot.device);
-        Err(ReplayError::RngDiverged { block: block.to_owned(), device })
+        Err(ReplayError::RngDiverged { block: block.to_owned(), device: format!("{:?}", self.device) })
     }
 }
 
-impl Drop for RngGuard<'_> {
+impl Drop for RngGuard {
     fn drop(&mut self) {
-        let _ = ffi::rng_set(self.snapshot.device, &self.caller);
+        // Where nothing was drawn there is nothing to put back, and another thread may have drawn meanwhile.
+        if self.drew {
+            let _ = ffi::rng_set(self.device, &self.caller);
+        }
     }
 }
 

@@ -15,8 +15,8 @@ use crate::state::{Entry, Failure, OutputRecord, State};
 use crate::store::difference;
 
 impl Replayer for State<'_> {
-    fn replay(&self, node: &NodeState, grads: Vec<Option<Tensor>>, replayed: &mut Replayed) -> Option<()> {
-        let outcome = self.replay_block(node, grads, replayed);
+    fn replay(&self, node: &NodeState, grads: &[Option<Tensor>], out: &mut Replayed) -> Option<()> {
+        let outcome = self.replay_block(node, grads, out);
         self.sweep();
         outcome.map_err(|error| self.fail(Failure::Error(error))).ok()
     }
@@ -31,12 +31,7 @@ impl Replayer for State<'_> {
 }
 
 impl<'m> State<'m> {
-    fn replay_block(
-        &self,
-        node: &NodeState,
-        grads: Vec<Option<Tensor>>,
-        replayed: &mut Replayed,
-    ) -> Result<(), ReplayError> {
+    fn replay_block(&self, node: &NodeState, grads: &[Option<Tensor>], out: &mut Replayed) -> Result<(), ReplayError> {
         let entry = self.remove(node.entry);
         let Some((entry, saved)) = entry.zip(node.take_saved()) else {
             return Err(ReplayError::Used { block: node.block.to_string() });
@@ -50,7 +45,7 @@ impl<'m> State<'m> {
         let leaves = entry.leaves(&saved)?;
         let outputs = self.run_again(&entry, &leaves)?;
         entry.check_unwritten(&saved)?;
-        entry.hand_back(&outputs, &grads, &leaves, replayed).in_block(&node.block, "hand its graph to autograd")?;
+        entry.hand_back(&outputs, grads, &leaves, out).in_block(&node.block, "hand its graph to autograd")?;
         self.ledger.borrow_mut().replayed(&node.block, started.elapsed());
         Ok(())
     }
@@ -60,14 +55,14 @@ impl<'m> State<'m> {
     fn run_again(&self, entry: &Entry<'m>, leaves: &[Option<Tensor>]) -> Result<Vec<Tensor>, ReplayError> {
         let block = &*entry.label.block;
         let generators = entry.rng.iter().map(RngGuard::enter).collect::<Result<Vec<_>, _>>();
-        let generators = generators.in_block(block, "set the random number generator")?;
+        let mut generators = generators.in_block(block, "set the random number generator")?;
         let modes = ModesGuard::enter(&entry.modes).in_block(block, "set the thread's modes")?;
-        let pass = self.enter(Pass::Replay);
+        let pass = self.enter(Pass::Replay, entry.contexts.clone());
         let replaying = ReplayingGuard::enter();
-        let outputs = run_within(&*entry.context, block, Pass::Replay, || (entry.body)(&self.handle(), leaves));
+        let outputs = run_within(&entry.contexts, block, Pass::Replay, || (entry.body)(&self.handle(), leaves));
         drop((replaying, pass, modes));
         let outputs = outputs?;
-        generators.iter().try_for_each(|generator| generator.check(block))?;
+        generators.iter_mut().try_for_each(|generator| generator.check(block))?;
         entry.check_outputs(&outputs)?;
         Ok(outputs)
     }
@@ -96,7 +91,7 @@ impl Entry<'_> {
         let block = &self.label.block;
         for (i, (saved, record)) in saved.iter().zip(&self.inputs).enumerate() {
             let (Some(saved), Some(record)) = (saved, record) else { continue };
-            if saved.version().in_block(block, "read an input's version")? != record.version {
+            if saved.fingerprint().in_block(block, "read an input's version")? != record.print {
                 return Ok(Some(Change::Input(self.label.inputs[i].clone())));
             }
         }
@@ -104,8 +99,9 @@ impl Entry<'_> {
             return Ok(Some(Change::Variable(change.variable, change.what)));
         }
         for (weak, before) in &self.captured {
-            // One that is gone was made inside the body.
-            let Some(tensor) = weak.upgrade() else { continue };
+            let Some(tensor) = weak.upgrade() else {
+                return Ok(Some(Change::Variable("a captured tensor".to_owned(), "it is gone")));
+            };
             let now = ffi::fingerprint(&tensor).in_block(block, "read a captured tensor")?;
             if let Some(what) = difference(before, &now) {
                 return Ok(Some(Change::Variable(format!("captured tensor of shape {:?}", tensor.size()), what)));

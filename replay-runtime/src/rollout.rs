@@ -79,8 +79,9 @@ impl<'m> Rollout<'m> {
     /// and [`tch::nn::seq`].
     ///
     /// `inputs` are the tensors that `body` reads besides trainable variables, by name; it gets them back in this
-    /// order. It runs once now and once more inside [`backward`](Self::backward), and must do the same both times. The
-    /// rollout it is given is this one, for blocks inside the block.
+    /// order. It runs once now and once more inside [`backward`](Self::backward), and must do the same both times (a
+    /// block inside `n` others runs `n + 2` times: once more with each of them). The rollout it is given is this one, for
+    /// blocks inside the block.
     ///
     /// Both runs happen on the rollout's own thread, whatever threads LibTorch uses, so `body` may capture what belongs
     /// to one thread.
@@ -138,7 +139,8 @@ impl<'m> Rollout<'m> {
     ///
     /// # Errors
     /// What a block's body returned in its replay, every change between forward and replay that would make the
-    /// gradient wrong, and failures of LibTorch; see [`ReplayError`]. All `.grad`s are then what they were before.
+    /// gradient wrong, and failures of LibTorch; see [`ReplayError`]. All `.grad`s are then what they were before, unless
+    /// [`restore_gradients(false)`](RolloutBuilder::restore_gradients) was chosen.
     ///
     /// # Panics
     /// If a block's body panics in its replay, with the body's own payload and after everything was restored.
@@ -146,12 +148,8 @@ impl<'m> Rollout<'m> {
         check_version()?;
         self.check_loss(loss)?;
         let started = Instant::now();
-        let failed = |error: ShimError| ReplayError::Backward { source: error.into() };
-        let transaction = if self.state.options.transaction {
-            Some(Transaction::begin(self.leaves(loss)?).map_err(failed)?)
-        } else {
-            None
-        };
+        let leaves = self.leaves(loss)?;
+        let transaction = self.state.options.transaction.then(|| Transaction::begin(leaves)).transpose()?;
         let outcome = ffi::backward(self.state.id, &*self.state, loss);
         if let Some(failure) = self.failure(outcome) {
             drop((transaction, self));
@@ -161,7 +159,7 @@ impl<'m> Rollout<'m> {
             };
         }
         if let Some(transaction) = transaction {
-            transaction.commit().map_err(failed)?;
+            transaction.commit()?;
         }
         Ok(self.state.ledger.borrow().report(started.elapsed()))
     }
@@ -183,13 +181,21 @@ impl<'m> Rollout<'m> {
         if !loss.requires_grad() {
             return Err(ReplayError::LossWithoutGrad);
         }
+        if loss.is_complex() {
+            return Err(ReplayError::LossNotReal { kind: loss.kind() });
+        }
         Ok(())
     }
 
     /// Every leaf that the backward pass may accumulate into: the stores' variables as they are now, trainable
-    /// tensors that blocks captured, and the leaves of the graph around the blocks.
+    /// tensors that blocks captured, and the leaves of the graph around the blocks, among which none may belong to the
+    /// inside of a block.
     fn leaves(&self, loss: &Tensor) -> Result<Vec<Tensor>, ReplayError> {
         let around = ffi::leaves([loss]).map_err(|error| ReplayError::Backward { source: error.into() })?;
+        let escaped = self.state.escaped.borrow();
+        if let Some((_, block, input)) = around.iter().find_map(|(identity, _)| escaped.get(identity)) {
+            return Err(ReplayError::Escaped { block: block.to_string(), input: input.clone() });
+        }
         let captured = self.state.captured.borrow();
         let captured = captured.values().filter_map(ffi::WeakTensor::upgrade);
         let around = around.into_iter().map(|(_, leaf)| leaf);

@@ -23,12 +23,12 @@ pub(crate) struct Kept {
 }
 
 impl SavedInputs {
-    /// Keeps `tensor` as it is now.
-    pub(crate) fn keep(&self, tensor: &Tensor, on_host: bool) -> Result<Kept, ShimError> {
+    /// Keeps `tensor` as it is now, which is what `print` says.
+    pub(crate) fn keep(&self, tensor: &Tensor, print: &Fingerprint, on_host: bool) -> Result<Kept, ShimError> {
         let identity = ffi::identity(tensor);
         // The whole fingerprint, since `set_data` gives a tensor other values at the same version. Whether it
         // requires grad is no matter of its values.
-        let print = Fingerprint { requires_grad: false, ..ffi::fingerprint(tensor)? };
+        let print = Fingerprint { requires_grad: false, ..*print };
         let mut by_identity = self.by_identity.borrow_mut();
         if let Some((known, saved)) = by_identity.get(&identity)
             && *known == print

@@ -11,14 +11,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tch::{Device, Tensor};
 
-use crate::context::AnyContext;
+use crate::context::Contexts;
 use crate::error::{Pass, ReplayError};
 use crate::ffi::{Fingerprint, Graveyard, Modes, NodeState, ShimError, WeakTensor};
 use crate::modes::RngSnapshot;
 use crate::output::BoxError;
 use crate::report::Ledger;
 use crate::saved::SavedInputs;
-use crate::store::{Snapshot, Store};
+use crate::store::{self, Snapshot, Store};
 
 /// A block's body with its types forgotten. It gets the state, so that it can make a handle for nested blocks,
 /// and the leaves of its inputs.
@@ -34,7 +34,7 @@ pub(crate) struct Label {
 pub(crate) struct Entry<'m> {
     pub(crate) label: Label,
     pub(crate) body: Rc<Body<'m>>,
-    pub(crate) context: Rc<dyn AnyContext + 'm>,
+    pub(crate) contexts: Contexts<'m>,
     pub(crate) modes: Modes,
     pub(crate) rng: Vec<RngSnapshot>,
     pub(crate) variables: Rc<Snapshot>,
@@ -49,7 +49,7 @@ pub(crate) struct Entry<'m> {
 /// What is known of an input beside its saved values.
 #[derive(Clone, Copy)]
 pub(crate) struct InputRecord {
-    pub(crate) version: u64,
+    pub(crate) print: Fingerprint,
     pub(crate) requires_grad: bool,
 }
 
@@ -107,13 +107,16 @@ pub(crate) struct State<'m> {
     pub(crate) captured: RefCell<HashMap<usize, WeakTensor>>,
     /// What inner blocks captured in the forward of the outer block under way: its replay depends on it too.
     pub(crate) inner_captured: RefCell<Vec<(Tensor, Fingerprint)>>,
+    /// The leaves that stand for inputs in forwards whose graph lives on, by identity, with block and input: something
+    /// computed from them left the body by another way than its outputs.
+    pub(crate) escaped: RefCell<HashMap<usize, (WeakTensor, Arc<str>, String)>>,
     /// The one CUDA device of the rollout, once a tensor on it was seen.
     pub(crate) cuda: Cell<Option<Device>>,
     stores: Vec<&'m dyn Store>,
     snapshot: RefCell<Option<Rc<Snapshot>>>,
     table: RefCell<HashMap<u64, Entry<'m>>>,
     next_entry: Cell<u64>,
-    passes: RefCell<Vec<Pass>>,
+    running: RefCell<Vec<(Pass, Contexts<'m>)>>,
     failure: RefCell<Option<Failure>>,
     this: Weak<Self>,
 }
@@ -129,12 +132,13 @@ impl<'m> State<'m> {
             ledger: RefCell::default(),
             captured: RefCell::default(),
             inner_captured: RefCell::default(),
+            escaped: RefCell::default(),
             cuda: Cell::new(None),
             stores,
             snapshot: RefCell::new(None),
             table: RefCell::default(),
             next_entry: Cell::new(0),
-            passes: RefCell::default(),
+            running: RefCell::default(),
             failure: RefCell::new(None),
             this: Weak::clone(this),
         })
@@ -156,6 +160,11 @@ impl<'m> State<'m> {
     /// Every trainable variable, frozen ones too, as the stores have them now.
     pub(crate) fn trainable(&self) -> impl Iterator<Item = Tensor> {
         self.stores.iter().flat_map(|store| store.trainable())
+    }
+
+    /// How many variables the stores have now.
+    pub(crate) fn variable_count(&self) -> usize {
+        store::count(&self.stores)
     }
 
     pub(crate) fn new_entry_number(&self) -> u64 {
@@ -189,18 +198,24 @@ impl<'m> State<'m> {
         self.saved.clear();
         self.captured.take();
         self.inner_captured.take();
+        self.escaped.take();
         self.snapshot.take();
     }
 
-    /// Notes that a body runs in `pass` until the guard is dropped.
-    pub(crate) fn enter(&self, pass: Pass) -> PassGuard<'_, 'm> {
-        self.passes.borrow_mut().push(pass);
+    /// Notes that a body runs in `pass`, inside `contexts`, until the guard is dropped.
+    pub(crate) fn enter(&self, pass: Pass, contexts: Contexts<'m>) -> PassGuard<'_, 'm> {
+        self.running.borrow_mut().push((pass, contexts));
         PassGuard(self)
+    }
+
+    /// The contexts that are open around the caller.
+    pub(crate) fn open_contexts(&self) -> Contexts<'m> {
+        self.running.borrow().last().map(|(_, contexts)| contexts.clone()).unwrap_or_default()
     }
 
     /// Whether the caller is the body of a block in its forward, whose graph is about to be dropped.
     pub(crate) fn inside_forward(&self) -> bool {
-        self.passes.borrow().last() == Some(&Pass::Forward)
+        self.running.borrow().last().is_some_and(|(pass, _)| *pass == Pass::Forward)
     }
 
     /// Keeps the first reason: what follows from it says less.
@@ -217,6 +232,8 @@ pub(crate) struct PassGuard<'s, 'm>(&'s State<'m>);
 
 impl Drop for PassGuard<'_, '_> {
     fn drop(&mut self) {
-        self.0.passes.borrow_mut().pop();
+        // Contexts may run user code when they are dropped: not while the list is borrowed.
+        let ended = self.0.running.borrow_mut().pop();
+        drop(ended);
     }
 }

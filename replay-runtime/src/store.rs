@@ -72,7 +72,7 @@ impl Variables {
             .into_iter()
             .filter(|(_, tensor)| tensor.defined() && identities.insert(ffi::identity(tensor)))
             .map(|(name, tensor)| {
-                let buffer = !trainable.contains(&ffi::identity(&tensor));
+                let buffer = !trainable.contains(&ffi::identity(&tensor)) && !tensor.is_sparse();
                 Variable { name, tensor, buffer }
             })
             .collect();
@@ -99,7 +99,7 @@ pub(crate) struct Change {
 impl Snapshot {
     /// Takes one, sharing with `last` what has not changed.
     pub(crate) fn take(stores: &[&dyn Store], last: Option<Rc<Self>>) -> Result<Rc<Self>, ShimError> {
-        let count = stores.iter().map(|store| store.count()).sum();
+        let count = count(stores);
         let variables = match last {
             Some(last) if last.count == count => {
                 if last.change()?.is_none() {
@@ -130,14 +130,20 @@ impl Snapshot {
         Ok(None)
     }
 
-    /// Writes the buffers' values back where they differ.
+    /// How many variables the stores had.
+    pub(crate) fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Writes the buffers' values back where they differ, past their version counters: for earlier blocks of the
+    /// rollout nothing has changed.
     pub(crate) fn restore_buffers(&self) {
         let _guard = tch::no_grad_guard();
         let buffers = self.variables.items.iter().filter(|v| v.buffer);
         for (variable, value) in buffers.zip(&self.buffers) {
-            let mut tensor = variable.tensor.shallow_clone();
-            if tensor.size() == value.size() && !same_values(value, &tensor) {
-                tensor.copy_(value);
+            let tensor = &variable.tensor;
+            if tensor.size() == value.size() && !same_values(value, tensor) {
+                tensor.data().copy_(value);
             }
         }
     }
@@ -152,10 +158,16 @@ impl Snapshot {
         self.storages.contains(&storage)
     }
 
-    /// The CUDA device of the variables, if they are on one.
-    pub(crate) fn cuda_device(&self) -> Option<tch::Device> {
-        self.variables.items.iter().map(|v| v.tensor.device()).find(|device| device.is_cuda())
+    /// The first variable on a CUDA device, and that device.
+    pub(crate) fn cuda_device(&self) -> Option<(&str, tch::Device)> {
+        let devices = self.variables.items.iter().map(|v| (v.name.as_str(), v.tensor.device()));
+        devices.into_iter().find(|(_, device)| device.is_cuda())
     }
+}
+
+/// How many variables the stores have.
+pub(crate) fn count(stores: &[&dyn Store]) -> usize {
+    stores.iter().map(|store| store.count()).sum()
 }
 
 /// What of a tensor differs, if anything does.

@@ -259,3 +259,76 @@ fn a_captured_leaf_that_the_block_writes_is_an_error() {
     assert!(matches!(&error, ReplayError::VariableWritten { block, .. } if block == "writes"), "{error}");
     assert!(!w.grad().defined());
 }
+
+/// What is computed from an input and leaves the body by the way carries no gradient past the block.
+#[test]
+fn a_tensor_that_leaves_the_body_by_the_way_is_an_error_in_the_loss() {
+    let setup = with_leaf();
+    let aside = std::cell::RefCell::new(None);
+    let rollout = Rollout::new(&setup.vs);
+    let y = rollout
+        .block("leaks", &[("x", &setup.leaves[0].1)], |_, i| {
+            let h = setup.model.forward(&i[0]).tanh();
+            aside.replace(Some(h.square().sum(Kind::Float)));
+            h
+        })
+        .unwrap();
+    let loss = y.sum(Kind::Float) + aside.take().unwrap();
+    let error = rollout.backward(&loss).unwrap_err();
+    assert!(matches!(&error, ReplayError::Escaped { input, .. } if input == "x"), "{error}");
+    assert!(!setup.model.ws.grad().defined());
+}
+
+#[test]
+fn a_detached_tensor_may_leave_the_body() {
+    let setup = with_leaf();
+    let aside = std::cell::RefCell::new(None);
+    let rollout = Rollout::new(&setup.vs);
+    let y = rollout
+        .block("logs", &[("x", &setup.leaves[0].1)], |_, i| {
+            let h = setup.model.forward(&i[0]).tanh();
+            aside.replace(Some(h.detach().abs().mean(Kind::Float)));
+            h
+        })
+        .unwrap();
+    let scale = aside.take().unwrap();
+    rollout.backward(&(y / scale).sum(Kind::Float)).unwrap();
+}
+
+#[test]
+fn an_inner_output_that_leaves_the_outer_body_by_the_way_is_an_error() {
+    let setup = with_leaf();
+    let model = &setup.model;
+    let aside = std::cell::RefCell::new(None);
+    let rollout = Rollout::new(&setup.vs);
+    let _y = rollout
+        .block("outer", &[("x", &setup.leaves[0].1)], |rollout, i| {
+            let h = rollout.block("inner", &[("x", &i[0])], |_, i| model.forward(&i[0])).unwrap();
+            aside.replace(Some(h.shallow_clone()));
+            h.tanh()
+        })
+        .unwrap();
+    let error = rollout.backward(&aside.take().unwrap().sum(Kind::Float)).unwrap_err();
+    assert!(matches!(error, ReplayError::Escaped { .. } | ReplayError::ForeignBackward { .. }), "{error}");
+    assert!(!setup.model.ws.grad().defined());
+}
+
+/// A captured leaf that reaches an inner block as an input is the outer block's all the same.
+#[test]
+fn a_captured_leaf_handed_to_an_inner_block_is_watched() {
+    let w = weight();
+    let setup = Setup::new(linear);
+    let rollout = Rollout::new(&setup.vs);
+    let y = rollout
+        .block("outer", &[("x", &x())], |rollout, i| {
+            rollout.block("inner", &[("x", &i[0]), ("w", &w)], |_, i| &i[0] * &i[1]).unwrap()
+        })
+        .unwrap();
+    let _ = tch::no_grad(|| w.shallow_clone().g_add_scalar_(1.0));
+    let error = rollout.backward(&y.sum(Kind::Float)).unwrap_err();
+    assert!(matches!(error, ReplayError::VariableChanged { .. }), "{error}");
+}
+
+fn with_leaf() -> Setup<nn::Linear> {
+    Setup::new(linear).leaf("x", x().set_requires_grad(true))
+}

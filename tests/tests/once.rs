@@ -264,3 +264,12 @@ fn what_is_no_loss_is_an_error() {
     assert!(matches!(Rollout::inference().backward(&loss).unwrap_err(), ReplayError::Inference));
     assert_untrained(&setup);
 }
+
+#[test]
+fn a_complex_loss_is_an_error() {
+    let setup = Setup::new(linear);
+    let w = Tensor::ones([], (Kind::ComplexFloat, tch::Device::Cpu)).set_requires_grad(true);
+    let error = Rollout::new(&setup.vs).backward(&(&w * &w)).unwrap_err();
+    assert!(matches!(error, ReplayError::LossNotReal { .. }), "{error}");
+    assert!(!w.grad().defined());
+}

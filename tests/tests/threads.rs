@@ -6,7 +6,7 @@
 use std::sync::mpsc;
 use std::thread;
 
-use replay_runtime::{Rollout, is_replaying};
+use replay_runtime::{ReplayError, Rollout, is_replaying};
 use replay_tests::{Setup, assert_same, randn, replayed};
 use tch::{Kind, Tensor, nn, nn::Module};
 
@@ -203,30 +203,85 @@ fn a_body_always_runs_on_its_rollouts_thread() {
 /// A rollout that goes deep inside a body of one that is deep already: each brings its blocks back to this thread.
 #[test]
 fn deep_rollouts_inside_deep_rollouts() {
-    fn nest<'m>(
-        rollout: &Rollout<'m>,
-        w: &'m Tensor,
-        x: &Tensor,
-        depth: usize,
-        inside: Option<&'m nn::VarStore>,
-    ) -> Tensor {
-        rollout
-            .block("nest", &[("x", x)], move |rollout, i| {
-                if depth > 0 {
-                    return nest(rollout, w, &i[0], depth - 1, inside);
-                }
-                if let Some(vs) = inside {
-                    let own = Rollout::new(vs);
-                    let y = nest(&own, w, &i[0].detach(), 45, None);
-                    own.backward(&y.sum(Kind::Float)).unwrap();
-                }
-                (&i[0] * w).tanh()
-            })
-            .unwrap()
+    fn nest<'m>(rollout: &Rollout<'m>, models: &'m [Setup<Tensor>], x: &Tensor, depth: usize) -> Tensor {
+        let nested = move |rollout: &Rollout<'m>, i: &[Tensor]| match (depth, &models[1..]) {
+            (0, []) => (&i[0] * &models[0].model).tanh(),
+            (0, inner) => {
+                let own = Rollout::new(&inner[0].vs);
+                let y = nest(&own, inner, &i[0].detach(), 45);
+                own.backward(&y.sum(Kind::Float)).unwrap();
+                (&i[0] * &models[0].model).tanh()
+            }
+            _ => nest(rollout, models, &i[0], depth - 1),
+        };
+        rollout.block("nest", &[("x", x)], move |rollout, i| nested(rollout, i)).unwrap()
     }
-    let setup = Setup::new(|path| path.var("w", &[4], nn::Init::Const(0.9)));
-    let rollout = Rollout::new(&setup.vs);
-    let y = nest(&rollout, &setup.model, &Tensor::from(0.5f32), 45, Some(&setup.vs));
+    let setup = || Setup::new(|path| path.var("w", &[4], nn::Init::Const(0.9)));
+    let models = [setup(), setup()];
+    let rollout = Rollout::new(&models[0].vs);
+    let y = nest(&rollout, &models, &Tensor::from(0.5f32), 45);
     rollout.backward(&y.sum(Kind::Float)).unwrap();
-    assert!(setup.model.grad().defined());
+    assert!(models.iter().all(|setup| setup.model.grad().defined()));
+}
+
+fn one_block<'m>(rollout: &Rollout<'m>, w: &Tensor) -> Tensor {
+    let (x, w) = (Tensor::ones([64], (Kind::Float, tch::Device::Cpu)), w.shallow_clone());
+    rollout.block("scale", &[("x", &x)], move |_, i| &i[0] * &w).unwrap()
+}
+
+/// While one thread has a variable's old gradient aside, another must not add to it.
+#[test]
+fn two_threads_on_one_store_take_turns_or_are_told_to() {
+    let vs = nn::VarStore::new(tch::Device::Cpu);
+    let _ = vs.root().var("w", &[64], nn::Init::Const(0.5));
+    let passes = |restore: bool| {
+        let done = thread::scope(|scope| {
+            let pass = || {
+                let w = &vs.variables()["w"];
+                let mut done = 0;
+                for _ in 0..200 {
+                    let rollout = Rollout::builder(&vs).restore_gradients(restore).build();
+                    let loss = one_block(&rollout, w).sum(Kind::Float);
+                    match rollout.backward(&loss) {
+                        Ok(_) => done += 1,
+                        Err(error) => assert!(matches!(error, ReplayError::VariableShared { .. }), "{error}"),
+                    }
+                }
+                done
+            };
+            let threads = [scope.spawn(pass), scope.spawn(pass)];
+            threads.into_iter().map(|thread| thread.join().unwrap()).sum::<i32>()
+        });
+        let mut w = vs.variables().remove("w").unwrap();
+        let sum = w.grad().double_value(&[0]);
+        w.zero_grad();
+        (done, sum)
+    };
+    let (done, sum) = passes(true);
+    assert!(done > 0 && sum == f64::from(done), "{done} passes added up to {sum}");
+    assert_eq!(passes(false), (400, 400.0), "without the transaction, LibTorch's own lock is enough");
+}
+
+/// A pass of the other thread that comes by between the two halves of a block leaves its gradient alone.
+#[test]
+fn foreign_passes_during_a_backward_disturb_nothing() {
+    let setup = Setup::new(|path| path.var("w", &[64], nn::Init::Const(0.5)));
+    for _ in 0..20 {
+        let rollout = Rollout::new(&setup.vs);
+        let outputs: Vec<_> = (0..50).map(|_| one_block(&rollout, &setup.model)).collect();
+        let loss = Tensor::stack(&outputs, 0).sum(Kind::Float);
+        let theirs: Vec<_> = outputs.iter().map(|output| (output * 7.0).sum(Kind::Float)).collect();
+        let (stop, stopped) = mpsc::channel::<()>();
+        let stranger = thread::spawn(move || {
+            while stopped.try_recv() == Err(mpsc::TryRecvError::Empty) {
+                for loss in &theirs {
+                    assert!(loss.f_backward().is_err());
+                }
+            }
+        });
+        rollout.backward(&loss).unwrap();
+        drop(stop);
+        stranger.join().unwrap();
+    }
+    assert_eq!(setup.model.grad().double_value(&[0]), 1000.0);
 }

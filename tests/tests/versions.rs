@@ -292,3 +292,51 @@ fn a_normalisation_layer_in_train_mode_is_an_error_and_its_statistics_are_put_ba
     rollout.backward(&y.square().sum(Kind::Float)).unwrap();
     assert!(norm.ws.as_ref().unwrap().grad().defined());
 }
+
+/// Statistics that are passed as inputs are written by the kernel without a new version.
+#[test]
+fn statistics_passed_as_inputs_are_inputs_that_the_block_writes() {
+    let setup = Setup::new(linear);
+    let options = (Kind::Float, tch::Device::Cpu);
+    let (mean, var) = (Tensor::zeros([6], options), Tensor::ones([6], options));
+    let rollout = Rollout::new(&setup.vs);
+    let error = rollout.block("norm", &[("x", &x()), ("mean", &mean), ("var", &var)], |_, i| {
+        let h = setup.model.forward(&i[0]);
+        h.batch_norm(None::<&Tensor>, None::<&Tensor>, Some(&i[1]), Some(&i[2]), true, 0.1, 1e-5, false)
+    });
+    assert!(matches!(&error, Err(ReplayError::InputWritten { input, .. }) if input == "mean"), "{error:?}");
+}
+
+#[test]
+fn an_input_changed_behind_its_version_is_an_error() {
+    let setup = Setup::new(linear);
+    let x = x();
+    let rollout = Rollout::new(&setup.vs);
+    let y = rollout.block("step", &[("x", &x)], |_, i| setup.model.forward(&i[0])).unwrap();
+    let _ = x.data().fill_(9.0);
+    let error = rollout.backward(&y.sum(Kind::Float)).unwrap_err();
+    assert!(matches!(&error, ReplayError::InputChanged { input, .. } if input == "x"), "{error}");
+}
+
+#[test]
+fn a_block_that_switches_its_inputs_gradient_off_is_an_error() {
+    let setup = Setup::new(linear);
+    let x = x().set_requires_grad(true).sin();
+    let rollout = Rollout::new(&setup.vs);
+    let error = rollout.block("cuts", &[("x", &x)], |_, i| {
+        let cut = i[0].set_requires_grad(false);
+        setup.model.forward(&cut)
+    });
+    assert!(matches!(error, Err(ReplayError::InputWritten { .. })), "{error:?}");
+}
+
+#[test]
+fn a_block_that_makes_variables_is_an_error() {
+    let setup = Setup::new(linear);
+    let vs = &setup.vs;
+    let rollout = Rollout::new(vs);
+    let error = rollout.block("grows", &[("x", &x())], move |_, i| {
+        nn::linear(vs.root() / "more", 6, 6, nn::LinearConfig::default()).forward(&i[0])
+    });
+    assert!(matches!(error, Err(ReplayError::VariableAdded { .. })), "{error:?}");
+}

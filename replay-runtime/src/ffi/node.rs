@@ -57,8 +57,8 @@ impl NodeState {
 /// What the engine calls for each node of a rollout, on the thread that called [`backward`] and before that call
 /// returns. Implemented by the rollout's state.
 pub(crate) trait Replayer {
-    /// Runs the block of `node` again and fills `replayed`. `None`: it failed, and the reason is kept.
-    fn replay(&self, node: &NodeState, grads: Vec<Option<Tensor>>, replayed: &mut Replayed) -> Option<()>;
+    /// Runs the block of `node` again and fills `out`. `None`: it failed, and the reason is kept.
+    fn replay(&self, node: &NodeState, grads: &[Option<Tensor>], out: &mut Replayed) -> Option<()>;
 
     /// The block of `node` was differentiated.
     fn finished(&self, node: &NodeState, time: Duration);
@@ -113,11 +113,12 @@ pub(crate) fn attach(
     })
 }
 
-/// Gives `outputs` a history that leads nowhere.
-pub(crate) fn barrier(outputs: &[&Tensor]) -> Result<(), ShimError> {
+/// Gives `outputs` a history that leads to `inputs` and cannot be differentiated.
+pub(crate) fn barrier(inputs: &[Option<&Tensor>], outputs: &[&Tensor]) -> Result<(), ShimError> {
+    let inputs = raw_options(inputs.iter().copied());
     let outputs = raw(outputs.iter().copied());
     // SAFETY: the tensors are borrowed for the call.
-    check(unsafe { sys::replay_barrier(outputs.as_ptr(), outputs.len()) })
+    check(unsafe { sys::replay_barrier(inputs.as_ptr(), inputs.len(), outputs.as_ptr(), outputs.len()) })
 }
 
 /// `loss.backward()` in the name of `rollout`, each of whose nodes calls `replayer`.
@@ -143,7 +144,7 @@ pub(crate) fn sequence() -> u64 {
 }
 
 /// [`leaves`], and an error with [`Code::Captured`](super::Code::Captured) and the name of the node when a graph
-/// reaches one that was made before `since` or on another thread.
+/// reaches one that this thread made before `since`.
 pub(crate) fn captured_leaves<'t>(
     roots: impl IntoIterator<Item = &'t Tensor>,
     since: u64,
@@ -171,25 +172,25 @@ extern "C" fn run(
     node_state: *const c_void,
     grads: *const *const C_tensor,
     n_grads: usize,
-    replayed: *mut CReplayed,
+    out: *mut CReplayed,
 ) -> c_int {
     // SAFETY: `replayer` is the handle of `backward` above, whose caller is this thread and waits. `node_state` is kept
     // alive by the node that is running. The array is the shim's, with the length given, its items null or borrowed
-    // for this call; they are copied by their count. `replayed` is the shim's and ours alone until this returns.
-    let (replayer, node, grads, mut replayed) = unsafe {
+    // for this call; they are copied by their count. `out` is the shim's and ours alone until this returns.
+    let (replayer, node, grads, mut out) = unsafe {
         let grads: &[*const C_tensor] = if n_grads == 0 { &[] } else { std::slice::from_raw_parts(grads, n_grads) };
         (
             *replayer.cast::<&dyn Replayer>(),
             &*node_state.cast::<NodeState>(),
             grads,
-            Replayed(NonNull::new_unchecked(replayed)),
+            Replayed(NonNull::new_unchecked(out)),
         )
     };
     let outcome = catch_unwind(AssertUnwindSafe(|| {
         // SAFETY: as above.
         let grad = |&grad: &*const C_tensor| unsafe { Tensor::clone_from_ptr(grad.cast_mut()) };
-        let grads = grads.iter().map(|raw| (!raw.is_null()).then(|| grad(raw))).collect();
-        replayer.replay(node, grads, &mut replayed)
+        let grads: Vec<_> = grads.iter().map(|raw| (!raw.is_null()).then(|| grad(raw))).collect();
+        replayer.replay(node, &grads, &mut out)
     }));
     match outcome {
         Ok(Some(())) => 0,

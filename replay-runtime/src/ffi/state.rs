@@ -78,11 +78,17 @@ impl SavedTensor {
         unsafe { returned_some(|out| sys::replay_saved_leaf(self.0.as_ptr(), c_int::from(requires_grad), out)) }
     }
 
-    /// The version counter of the input; 0 for a copy, which nobody can change.
-    pub(crate) fn version(&self) -> Result<u64, ShimError> {
-        let mut out = 0;
-        // SAFETY: the object lives as long as `self`.
-        check(unsafe { sys::replay_saved_version(self.0.as_ptr(), &raw mut out) })?;
+    /// Whether it is a copy in host memory.
+    pub(crate) fn is_on_host(&self) -> bool {
+        // SAFETY: reads a field of an object that lives as long as `self`.
+        unsafe { sys::replay_saved_on_host(self.0.as_ptr()) != 0 }
+    }
+
+    /// That of what is kept, which changes when the input is changed in place; a copy stays as it is.
+    pub(crate) fn fingerprint(&self) -> Result<Fingerprint, ShimError> {
+        let mut out = Fingerprint::default();
+        // SAFETY: the object lives as long as `self`; `out` has the layout of the C++ struct.
+        check(unsafe { sys::replay_saved_fingerprint(self.0.as_ptr(), &raw mut out) })?;
         Ok(out)
     }
 }
@@ -165,14 +171,13 @@ pub(crate) fn rng_set(device: Device, state: &Tensor) -> Result<(), ShimError> {
 
 /// A hash of the bytes of a contiguous CPU tensor.
 pub(crate) fn bytes_hash(tensor: &Tensor) -> u64 {
-    debug_assert!(tensor.device() == Device::Cpu && tensor.is_contiguous());
-    // SAFETY: reads the `nbytes` of a contiguous CPU tensor.
+    // SAFETY: reads the bytes of a contiguous CPU tensor, after checking that it is one; exceptions are caught inside.
     unsafe { sys::replay_bytes_hash(tensor.as_ptr()) }
 }
 
 /// Whether LibTorch has CUDA. The first answer is final for the process.
 pub(crate) fn has_cuda() -> bool {
-    // SAFETY: LibTorch's own query.
+    // SAFETY: LibTorch's own query; exceptions are caught inside.
     unsafe { sys::replay_has_cuda() != 0 }
 }
 

@@ -44,7 +44,13 @@ unsafe extern "C" {
         outputs: *const *const C_tensor,
         n_outputs: usize,
     ) -> c_int;
-    pub(super) fn replay_barrier(outputs: *const *const C_tensor, n_outputs: usize) -> c_int;
+    pub(super) fn replay_barrier(
+        inputs: *const *const C_tensor,
+        n_inputs: usize,
+        outputs: *const *const C_tensor,
+        n_outputs: usize,
+    ) -> c_int;
+    pub(super) fn replay_saved_on_host(saved: *const CSaved) -> c_int;
     pub(super) fn replay_backward(rollout: u64, replayer: *const c_void, loss: *const C_tensor) -> c_int;
     pub(super) fn replay_push_root(replayed: *mut CReplayed, root: *const C_tensor, grad: *const C_tensor) -> c_int;
     pub(super) fn replay_push_leaf(replayed: *mut CReplayed, index: usize, leaf: *const C_tensor) -> c_int;
@@ -67,7 +73,7 @@ unsafe extern "C" {
 
     pub(super) fn replay_saved_new(tensor: *const C_tensor, on_host: c_int, out: *mut *mut CSaved) -> c_int;
     pub(super) fn replay_saved_leaf(saved: *const CSaved, requires_grad: c_int, out: *mut *mut C_tensor) -> c_int;
-    pub(super) fn replay_saved_version(saved: *const CSaved, out: *mut u64) -> c_int;
+    pub(super) fn replay_saved_fingerprint(saved: *const CSaved, out: *mut Fingerprint) -> c_int;
     pub(super) fn replay_saved_free(saved: *mut CSaved);
     pub(super) fn replay_weak_new(tensor: *const C_tensor) -> *mut CWeak;
     pub(super) fn replay_weak_lock(weak: *const CWeak) -> *mut C_tensor;

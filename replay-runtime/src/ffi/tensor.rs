@@ -70,7 +70,7 @@ pub(crate) fn identity(tensor: &Tensor) -> usize {
 
 /// The address of its storage; `None` where there is none or it is empty.
 pub(crate) fn storage(tensor: &Tensor) -> Option<usize> {
-    // SAFETY: reads a pointer; asks first whether there is a storage, so it does not throw.
+    // SAFETY: `tensor` is borrowed for the call; exceptions are caught inside.
     let address = unsafe { sys::replay_storage(tensor.as_ptr()) };
     (address != 0).then_some(address)
 }
