@@ -69,6 +69,10 @@ pub(crate) fn parse(text: impl Read, column: Option<&str>) -> Result<Series> {
             rows.push(Row { line, cells: record.iter().map(str::to_owned).collect() });
         }
     }
+    // An empty line in between is a missing month; skipped, it would move all later ones.
+    if let Some(gap) = rows.windows(2).find(|pair| pair[1].line != pair[0].line + 1) {
+        bail!("line {}: empty; the series must have no gaps, so fill it in or cut the file there", gap[0].line + 1);
+    }
     let Some(first) = rows.first() else { bail!("the file is empty: it needs one value a month") };
     let series = if first.cells[0].eq_ignore_ascii_case("year") && first.cells.len() == YEAR + 1 && column.is_none() {
         parse_table(&rows)?
@@ -192,6 +196,8 @@ mod tests {
         assert_eq!(parse(text.as_bytes(), None).unwrap().values[119..], [20.5, 1.0, 2.0, 3.0]);
         let gap = table(10) + "1960,1,,3,,,,,,,,,\n";
         assert!(message(&gap, None).starts_with("line 12, column FEB: no value"));
+        let blank = lines((0..120).map(|value: i32| if value == 50 { String::new() } else { value.to_string() }));
+        assert!(message(&blank, None).starts_with("line 51: empty"));
     }
 
     #[test]

@@ -28,7 +28,7 @@ pub struct BlockReport {
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct RolloutReport {
-    /// Per block, sorted by name.
+    /// Per block, sorted by name; blocks of one name share a row.
     pub blocks: Vec<(String, BlockReport)>,
     /// The sum over all blocks.
     pub total: BlockReport,
