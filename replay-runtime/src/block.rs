@@ -12,7 +12,7 @@ use crate::context::{AnyContext, Contexts, run_within};
 use crate::error::{InBlock, Pass, ReplayError};
 use crate::ffi::{self, Fingerprint, Modes, NodeState, WeakTensor};
 use crate::modes::{ModesGuard, RngBefore, RngSnapshot};
-use crate::state::{Body, Entry, InputRecord, Label, OutputRecord, State};
+use crate::state::{Body, Entry, Escaped, InputRecord, Label, OutputRecord, State};
 use crate::store::Snapshot;
 
 /// A call under way.
@@ -221,7 +221,8 @@ impl<'m> Call<'_, 'm> {
             let (identity, weak) = (ffi::identity(&leaf), WeakTensor::new(&leaf));
             drop(leaf);
             if weak.upgrade().is_some() {
-                let noted = (weak, Arc::clone(&self.label.block), name.clone());
+                let block = Arc::clone(&self.label.block);
+                let noted = Escaped { block, input: name.clone(), _leaf: weak };
                 self.state.escaped.borrow_mut().insert(identity, noted);
             }
         }

@@ -17,7 +17,7 @@ use crate::ffi::{self, ShimError};
 use crate::output::ReplayOutput;
 use crate::replay::engine_error;
 use crate::report::RolloutReport;
-use crate::state::{Failure, Label, Options, State};
+use crate::state::{Escaped, Failure, Label, Options, State};
 use crate::store::{ParameterStore, Store};
 
 /// One pass of a model over its own outputs, differentiated as a whole in the memory of one block.
@@ -193,7 +193,7 @@ impl<'m> Rollout<'m> {
     fn leaves(&self, loss: &Tensor) -> Result<Vec<Tensor>, ReplayError> {
         let around = ffi::leaves([loss]).map_err(|error| ReplayError::Backward { source: error.into() })?;
         let escaped = self.state.escaped.borrow();
-        if let Some((_, block, input)) = around.iter().find_map(|(identity, _)| escaped.get(identity)) {
+        if let Some(Escaped { block, input, .. }) = around.iter().find_map(|(identity, _)| escaped.get(identity)) {
             return Err(ReplayError::Escaped { block: block.to_string(), input: input.clone() });
         }
         let captured = self.state.captured.borrow();

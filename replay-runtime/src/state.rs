@@ -53,6 +53,14 @@ pub(crate) struct InputRecord {
     pub(crate) requires_grad: bool,
 }
 
+/// A leaf that lives on after its block's forward.
+pub(crate) struct Escaped {
+    pub(crate) block: Arc<str>,
+    pub(crate) input: String,
+    /// Keeps the identity from being used again.
+    pub(crate) _leaf: WeakTensor,
+}
+
 /// What an output of the replay must match.
 #[derive(PartialEq)]
 pub(crate) struct OutputRecord {
@@ -109,7 +117,7 @@ pub(crate) struct State<'m> {
     pub(crate) inner_captured: RefCell<Vec<(Tensor, Fingerprint)>>,
     /// The leaves that stand for inputs in forwards whose graph lives on, by identity, with block and input: something
     /// computed from them left the body by another way than its outputs.
-    pub(crate) escaped: RefCell<HashMap<usize, (WeakTensor, Arc<str>, String)>>,
+    pub(crate) escaped: RefCell<HashMap<usize, Escaped>>,
     /// The one CUDA device of the rollout, once a tensor on it was seen.
     pub(crate) cuda: Cell<Option<Device>>,
     stores: Vec<&'m dyn Store>,
