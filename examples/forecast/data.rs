@@ -59,8 +59,12 @@ pub(crate) fn read(path: &Path, column: Option<&str>) -> Result<Series> {
 }
 
 /// Reads the text of a file; errors name line and column.
-pub(crate) fn parse(text: impl Read, column: Option<&str>) -> Result<Series> {
-    let mut reader = csv::ReaderBuilder::new().has_headers(false).flexible(true).trim(csv::Trim::All).from_reader(text);
+pub(crate) fn parse(mut input: impl Read, column: Option<&str>) -> Result<Series> {
+    let mut text = String::new();
+    input.read_to_string(&mut text).context("not a CSV file in UTF-8")?;
+    check_no_gap(&text)?;
+    let mut reader =
+        csv::ReaderBuilder::new().has_headers(false).flexible(true).trim(csv::Trim::All).from_reader(text.as_bytes());
     let mut rows = Vec::new();
     for record in reader.records() {
         let record = record.context("not a CSV file in UTF-8")?;
@@ -68,10 +72,6 @@ pub(crate) fn parse(text: impl Read, column: Option<&str>) -> Result<Series> {
         if record.iter().any(|cell| !cell.is_empty()) {
             rows.push(Row { line, cells: record.iter().map(str::to_owned).collect() });
         }
-    }
-    // An empty line in between is a missing month; skipped, it would move all later ones.
-    if let Some(gap) = rows.windows(2).find(|pair| pair[1].line != pair[0].line + 1) {
-        bail!("line {}: empty; the series must have no gaps, so fill it in or cut the file there", gap[0].line + 1);
     }
     let Some(first) = rows.first() else { bail!("the file is empty: it needs one value a month") };
     let series = if first.cells[0].eq_ignore_ascii_case("year") && first.cells.len() == YEAR + 1 && column.is_none() {
@@ -86,6 +86,18 @@ pub(crate) fn parse(text: impl Read, column: Option<&str>) -> Result<Series> {
         series.values.len()
     );
     Ok(series)
+}
+
+/// An empty line in between is a missing month; skipped, it would move all later ones.
+fn check_no_gap(text: &str) -> Result<()> {
+    let text = text.trim_end_matches(|end: char| end == ',' || end.is_whitespace());
+    let empty = |line: &str| line.chars().all(|cell| cell == ',' || cell.is_whitespace());
+    match text.lines().position(empty) {
+        Some(i) if !text.is_empty() => {
+            bail!("line {}: empty; the series must have no gaps, so fill it in or cut the file there", i + 1)
+        }
+        _ => Ok(()),
+    }
 }
 
 /// One row of a file, and its line for messages.
