@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 const SOURCES: [&str; 2] = ["cpp/node.cpp", "cpp/state.cpp"];
-const HEADERS: [&str; 3] = ["cpp/guard.h", "cpp/node.h", "cpp/state.h"];
+const HEADERS: [&str; 4] = ["cpp/guard.h", "cpp/node.h", "cpp/pass.h", "cpp/state.h"];
 
 fn main() {
     for file in SOURCES.iter().chain(&HEADERS) {

@@ -1,11 +1,11 @@
 #include "node.h"
+#include "pass.h"
 
 #include <ATen/SequenceNumber.h>
 #include <ATen/ThreadLocalState.h>
 #include <ATen/record_function.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/StreamGuard.h>
-#include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/functions/utils.h>
@@ -13,12 +13,9 @@
 #include <torch/headeronly/version.h>
 
 #include <chrono>
-#include <condition_variable>
-#include <deque>
 #include <exception>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <thread>
 #include <unordered_set>
@@ -35,85 +32,6 @@ using torch::autograd::edge_list;
 using torch::autograd::Engine;
 using torch::autograd::Node;
 using torch::autograd::variable_list;
-
-// Where other threads leave calls for the one that serves.
-class Desk {
- public:
-  // Has `call` run by the serving thread and waits for it. False when nobody serves any more.
-  bool ask(const std::function<void()>& call) {
-    Request request{call, Request::kWaiting, nullptr};
-    std::unique_lock<std::mutex> lock(mutex_);
-    if (closed_) return false;
-    requests_.push_back(&request);
-    changed_.notify_all();
-    changed_.wait(lock, [&] { return request.state != Request::kWaiting; });
-    if (request.error) std::rethrow_exception(request.error);
-    return request.state == Request::kDone;
-  }
-
-  // Runs calls until `close`; those that are left then are turned away.
-  void serve() {
-    std::unique_lock<std::mutex> lock(mutex_);
-    while (true) {
-      changed_.wait(lock, [&] { return closed_ || !requests_.empty(); });
-      if (closed_) break;
-      Request* request = requests_.front();
-      requests_.pop_front();
-      lock.unlock();
-      try {
-        request->call();
-      } catch (...) {
-        request->error = std::current_exception();
-      }
-      lock.lock();
-      request->state = Request::kDone;
-      changed_.notify_all();
-    }
-    for (auto* request : requests_) request->state = Request::kTurnedAway;
-    requests_.clear();
-    changed_.notify_all();
-  }
-
-  void close() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    closed_ = true;
-    changed_.notify_all();
-  }
-
- private:
-  struct Request {
-    enum State { kWaiting, kDone, kTurnedAway };
-    const std::function<void()>& call;
-    State state = kWaiting;
-    std::exception_ptr error;
-  };
-
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<Request*> requests_;
-  bool closed_ = false;
-};
-
-// One `Rollout::backward`. Shared by the tokens that are pushed in its name.
-struct Run {
-  const uint64_t rollout;
-  const void* const replayer;
-  const std::thread::id owner;
-  // Written and read by the owner alone.
-  bool ended = false;
-};
-
-// Says in whose name the engine runs. A thread-local of LibTorch's own kind, because the engine carries those
-// to its device and pool threads, and to no thread that another backward was started on.
-struct Token : c10::DebugInfoBase {
-  Token(std::shared_ptr<Run> run, std::shared_ptr<Desk> desk) : run(std::move(run)), desk(std::move(desk)) {}
-  const std::shared_ptr<Run> run;
-  // Set while the owner serves instead of running the engine itself.
-  const std::shared_ptr<Desk> desk;
-};
-
-inline constexpr std::string_view kTokenName = "REPLAY_ROLLOUT";
-inline const c10::DebugInfoKind kToken(&kTokenName);
 
 namespace {
 

@@ -134,7 +134,7 @@ mod tests {
 
     fn from(variables: &[(&str, &str)]) -> Environment {
         let find = |name: &str| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| value.into());
-        Environment::from_variables(Path::new("/work"), Some("/home/u".into()), find).unwrap()
+        Environment::from_variables(Path::new("/here"), Some("/home/u".into()), find).unwrap()
     }
 
     #[test]
@@ -153,7 +153,7 @@ mod tests {
 
     #[test]
     fn a_relative_folder_is_that_of_the_caller() {
-        assert_eq!(from(&[("LIBTORCH", "mine")]).libtorch, Some("/work/mine".into()));
+        assert_eq!(from(&[("LIBTORCH", "mine")]).libtorch, Some("/here/mine".into()));
     }
 
     #[test]
