@@ -53,7 +53,7 @@ pub(crate) fn forecasts(path: &Path, setup: &Setup, forecasts: &[Forecast], labe
     };
     let season = |index: usize| climate.restore(index, 0.0);
     let value_panel = Panel {
-        title: format!("Six-month forecasts of the held-out years, one every {LEADS} months"),
+        title: format!("Six-month forecasts of the held-out years, eastern Pacific, one every {LEADS} months"),
         label: label.to_owned(),
         lines: vec![
             ("month means of the training years", SEASON, vec![line(&season)]),
@@ -63,7 +63,7 @@ pub(crate) fn forecasts(path: &Path, setup: &Setup, forecasts: &[Forecast], labe
     };
     let anomaly_panel = Panel {
         title: "The same, less the month means".to_owned(),
-        label: "Anomaly (same unit)".to_owned(),
+        label: "Anomaly (°C)".to_owned(),
         lines: vec![
             ("month means of the training years", SEASON, vec![line(&|_| 0.0)]),
             ("observed", TRUTH, vec![line(&|index| values[index] - season(index))]),

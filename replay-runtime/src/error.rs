@@ -11,7 +11,7 @@ use crate::output::BoxError;
 ///
 /// Gradients, random number generators and thread modes are what they were before the call that failed (gradients unless
 /// [`restore_gradients(false)`](crate::RolloutBuilder::restore_gradients) was chosen).
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum ReplayError {
     /// The block's body returned an error; it is the source.
@@ -299,6 +299,17 @@ pub enum ReplayError {
         /// What to do.
         remedy: &'static str,
     },
+}
+
+/// The message, and behind it all that the source has to say: what `unwrap` and a `main` that returns an error print.
+impl fmt::Debug for ReplayError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")?;
+        match self.source() {
+            Some(source) => write!(f, "\ncaused by: {source:?}"),
+            None => Ok(()),
+        }
+    }
 }
 
 /// Which run of a block's body.

@@ -261,3 +261,12 @@ fn an_error_can_be_sent_and_boxed() {
     let boxed: Box<dyn Error + Send + Sync> = error.into();
     assert!(boxed.is::<ReplayError>());
 }
+
+/// What `unwrap` and a `main` that returns the error print: the message, not its parts.
+#[test]
+fn debug_starts_with_the_message() {
+    let error = replay(|model, i| turn(good(model, i), misfit()), |_, _| {});
+    let text = format!("{error:?}");
+    assert!(text.starts_with(&error.to_string()), "{text}");
+    assert!(has_frames(&text), "and all of the source behind it");
+}
