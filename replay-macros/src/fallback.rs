@@ -7,9 +7,9 @@ use syn::{FnArg, Pat, ReturnType, Type, Visibility};
 
 use crate::args::BlockArgs;
 use crate::model::CratePath;
-use crate::signature::Method;
+use crate::signature::{Method, cfgs};
 use crate::types::{self, Borrows};
-use crate::validate::{cfgs, default_name, unraw};
+use crate::validate::{default_name, unraw};
 
 /// ```text
 /// Input:   fn step(&mut self, state: &Tensor) -> Tensor { .. }

@@ -4,9 +4,8 @@ use syn::{Attribute, FnArg, Ident, Meta, Pat, PatType, Signature, Type};
 
 use crate::diagnostics::Diagnostics;
 use crate::model::{Parameter, Role};
-use crate::signature::is_meta_mark;
+use crate::signature::{cfgs, is_meta_mark};
 use crate::types::{self, Borrows, Form};
-use crate::validate::cfgs;
 
 /// The parameters that pass; each that does not has left an error.
 pub(crate) fn check(sig: &Signature, diagnostics: &mut Diagnostics) -> Vec<Parameter> {

@@ -83,6 +83,11 @@ pub(crate) fn mark_options(attr: &Attribute) -> Option<TokenStream> {
     }
 }
 
+/// The `#[cfg]` attributes, which go with everything that is made of what they stand on.
+pub(crate) fn cfgs(attrs: &[Attribute]) -> Vec<Attribute> {
+    attrs.iter().filter(|attr| attr.path().is_ident("cfg")).cloned().collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

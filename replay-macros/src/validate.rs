@@ -9,7 +9,7 @@ use crate::args::BlockArgs;
 use crate::diagnostics::Diagnostics;
 use crate::lifetimes::{self, Lifetimes};
 use crate::model::{Block, CratePath, Owner, Role};
-use crate::signature::{Body, Method};
+use crate::signature::{Body, Method, cfgs};
 use crate::{output, parameters, receiver, types};
 
 /// Where the method stands.
@@ -55,10 +55,6 @@ pub(crate) fn block(method: &Method, args: &BlockArgs, place: &Place, diagnostic
         owner: owner(method, place),
         krate: CratePath(args.krate.clone()),
     })
-}
-
-pub(crate) fn cfgs(attrs: &[syn::Attribute]) -> Vec<syn::Attribute> {
-    attrs.iter().filter(|attr| attr.path().is_ident("cfg")).cloned().collect()
 }
 
 fn check_body(method: &Method, diagnostics: &mut Diagnostics) -> Option<Span> {
