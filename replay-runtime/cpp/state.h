@@ -52,9 +52,12 @@ uintptr_t replay_impl(const at::Tensor* tensor);
 uintptr_t replay_storage(const at::Tensor* tensor);
 uint64_t replay_nbytes(const at::Tensor* tensor);
 
-// Moves `.grad` out (null where undefined), or puts one in (null: undefined).
+// Reads `.grad` or moves it out (null where undefined), or puts one in (null: undefined).
+int replay_get_grad(const at::Tensor* tensor, at::Tensor** out);
 int replay_take_grad(at::Tensor* tensor, at::Tensor** out);
 int replay_set_grad(at::Tensor* tensor, const at::Tensor* grad);
+// Adds `.grad` to `old`, in place where `old` can hold the sum, and puts the sum into `.grad`.
+int replay_add_grad(at::Tensor* tensor, at::Tensor* old);
 
 int replay_saved_new(const at::Tensor* tensor, int on_host, replay::SavedTensor** out);
 int replay_saved_leaf(const replay::SavedTensor* saved, int requires_grad, at::Tensor** out);

@@ -34,17 +34,13 @@ impl Transaction {
     ///
     /// Whether they can be added is known before the first is touched.
     pub(crate) fn commit(mut self) -> Result<(), ReplayError> {
-        let _guard = tch::no_grad_guard();
         for (leaf, old) in &self.leaves {
-            check_addable(old.as_ref(), &leaf.grad())?;
+            check_addable(old.as_ref(), ffi::grad(leaf).map_err(shim_failed)?.as_ref())?;
         }
-        for (leaf, old) in &mut self.leaves {
-            let Some(old) = old else { continue };
-            let new = leaf.grad();
-            if new.defined() {
-                *old = add(old, &new).map_err(|error| ReplayError::Backward { source: error.into() })?;
+        for (leaf, old) in &self.leaves {
+            if let Some(old) = old {
+                ffi::add_grad(leaf, old).map_err(shim_failed)?;
             }
-            ffi::set_grad(leaf, Some(old)).map_err(shim_failed)?;
         }
         self.leaves.clear();
         Ok(())
@@ -65,8 +61,8 @@ fn shim_failed(error: ShimError) -> ReplayError {
 }
 
 /// The variable may have been given other data since its old gradient was computed.
-fn check_addable(old: Option<&Tensor>, new: &Tensor) -> Result<(), ReplayError> {
-    let Some(old) = old.filter(|_| new.defined()) else { return Ok(()) };
+fn check_addable(old: Option<&Tensor>, new: Option<&Tensor>) -> Result<(), ReplayError> {
+    let Some((old, new)) = old.zip(new) else { return Ok(()) };
     if old.size() == new.size() && old.device() == new.device() {
         return Ok(());
     }
@@ -80,13 +76,8 @@ fn check_addable(old: Option<&Tensor>, new: &Tensor) -> Result<(), ReplayError> 
     Err(ReplayError::Backward { source: TchError::Shape(text).into() })
 }
 
-/// LibTorch's own rule: in place where the old gradient can hold the sum; a sparse one cannot take a dense one.
-fn add(old: &mut Tensor, new: &Tensor) -> Result<Tensor, TchError> {
-    if old.is_sparse() && !new.is_sparse() { new.f_add(old) } else { old.f_add_(new) }
-}
-
 /// The leaves of open transactions, with the thread that has them and how often: while gradients are aside, another
-/// thread must not add to them, and LibTorch's own lock does not cover this. It is held only to look and to write.
+/// thread's rollout must not take what has been added so far for old ones. The lock is held only to look and to write.
 static CLAIMED: LazyLock<Mutex<HashMap<usize, (ThreadId, usize)>>> = LazyLock::new(Mutex::default);
 
 fn claimed() -> MutexGuard<'static, HashMap<usize, (ThreadId, usize)>> {

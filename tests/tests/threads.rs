@@ -291,3 +291,27 @@ fn foreign_passes_during_a_backward_disturb_nothing() {
     }
     assert_eq!(whole(&setup.model.grad()), 1000);
 }
+
+/// LibTorch adds to a gradient under a lock, and moving one aside and back takes the same.
+#[test]
+fn plain_autograd_on_another_thread_adds_to_the_same_variables() {
+    let vs = nn::VarStore::new(tch::Device::Cpu);
+    let _ = vs.root().var("w", &[64], nn::Init::Const(0.5));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let w = &vs.variables()["w"];
+            for _ in 0..500 {
+                (w * 1.0).sum(Kind::Float).backward();
+            }
+        });
+        scope.spawn(|| {
+            let w = &vs.variables()["w"];
+            for _ in 0..500 {
+                let rollout = Rollout::new(&vs);
+                let loss = one_block(&rollout, w).sum(Kind::Float);
+                rollout.backward(&loss).unwrap();
+            }
+        });
+    });
+    assert_eq!(whole(&vs.variables()["w"].grad()), 1000);
+}

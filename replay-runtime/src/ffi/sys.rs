@@ -68,7 +68,9 @@ unsafe extern "C" {
     pub(super) fn replay_impl(tensor: *const C_tensor) -> usize;
     pub(super) fn replay_storage(tensor: *const C_tensor) -> usize;
     pub(super) fn replay_nbytes(tensor: *const C_tensor) -> u64;
+    pub(super) fn replay_get_grad(tensor: *const C_tensor, out: *mut *mut C_tensor) -> c_int;
     pub(super) fn replay_take_grad(tensor: *const C_tensor, out: *mut *mut C_tensor) -> c_int;
+    pub(super) fn replay_add_grad(tensor: *const C_tensor, old: *const C_tensor) -> c_int;
     pub(super) fn replay_set_grad(tensor: *const C_tensor, grad: *const C_tensor) -> c_int;
 
     pub(super) fn replay_saved_new(tensor: *const C_tensor, on_host: c_int, out: *mut *mut CSaved) -> c_int;

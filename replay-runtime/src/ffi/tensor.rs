@@ -81,10 +81,16 @@ pub(crate) fn nbytes(tensor: &Tensor) -> u64 {
     unsafe { sys::replay_nbytes(tensor.as_ptr()) }
 }
 
+/// `.grad`; `None` where it is undefined.
+pub(crate) fn grad(tensor: &Tensor) -> Result<Option<Tensor>, ShimError> {
+    // SAFETY: read under the lock that LibTorch adds to it under; the result is new.
+    unsafe { returned(|out| sys::replay_get_grad(tensor.as_ptr(), out)) }
+}
+
 /// Moves `.grad` out; `None` where it is undefined.
 pub(crate) fn take_grad(tensor: &Tensor) -> Result<Option<Tensor>, ShimError> {
-    // SAFETY: `.grad` is a field behind the shared tensor handle, as with every in-place operation of tch; the
-    // result is new.
+    // SAFETY: `.grad` is a field behind the shared tensor handle, moved under the lock that LibTorch adds to it under;
+    // the result is new.
     unsafe { returned(|out| sys::replay_take_grad(tensor.as_ptr(), out)) }
 }
 
@@ -93,4 +99,10 @@ pub(crate) fn set_grad(tensor: &Tensor, grad: Option<&Tensor>) -> Result<(), Shi
     let grad = grad.map_or(ptr::null(), Tensor::as_ptr);
     // SAFETY: both are borrowed for the call; C++ shares `grad` by its own count.
     check(unsafe { sys::replay_set_grad(tensor.as_ptr(), grad) })
+}
+
+/// Adds `.grad` to `old`, in place where `old` can hold the sum, and puts the sum into `.grad`.
+pub(crate) fn add_grad(tensor: &Tensor, old: &Tensor) -> Result<(), ShimError> {
+    // SAFETY: both are borrowed for the call; an in-place operation goes through the shared handle, as in tch.
+    check(unsafe { sys::replay_add_grad(tensor.as_ptr(), old.as_ptr()) })
 }
