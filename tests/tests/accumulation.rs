@@ -325,3 +325,17 @@ fn an_optimizer_sees_the_gradients() {
     };
     assert!(same_bits(&trained(true), &trained(false)));
 }
+
+/// An old gradient that cannot take the new one is an error before any gradient is touched.
+#[test]
+fn an_old_gradient_of_another_shape_is_an_error_and_all_stay() {
+    let options = (Kind::Float, tch::Device::Cpu);
+    let vs = nn::VarStore::new(tch::Device::Cpu);
+    let (a, b) = (vs.root().ones("a", &[3]), vs.root().ones("b", &[2]));
+    (a.sum(Kind::Float) + b.sum(Kind::Float)).backward();
+    b.shallow_clone().set_data(&Tensor::ones([3], options));
+    let rollout = Rollout::new(&vs);
+    let y = rollout.block("both", &[("x", &Tensor::ones([3], options))], |_, i| &i[0] * &a * &b).unwrap();
+    assert!(rollout.backward(&y.sum(Kind::Float)).is_err());
+    assert!(a.grad().equal(&Tensor::ones([3], options)) && b.grad().size() == [2]);
+}

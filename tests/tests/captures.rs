@@ -332,3 +332,15 @@ fn a_captured_leaf_handed_to_an_inner_block_is_watched() {
 fn with_leaf() -> Setup<nn::Linear> {
     Setup::new(linear).leaf("x", x().set_requires_grad(true))
 }
+
+/// A captured tensor that was replaced would let the replay run on another one.
+#[test]
+fn a_captured_leaf_that_is_gone_is_an_error() {
+    let held = std::cell::RefCell::new(weight());
+    let setup = Setup::new(linear);
+    let rollout = Rollout::new(&setup.vs);
+    let y = rollout.block("swaps", &[("x", &x())], |_, i| &i[0] * &*held.borrow()).unwrap();
+    drop(held.replace(weight()));
+    let error = rollout.backward(&y.sum(Kind::Float)).unwrap_err();
+    assert!(matches!(error, ReplayError::VariableChanged { .. }), "{error}");
+}

@@ -340,3 +340,18 @@ fn a_block_that_makes_variables_is_an_error() {
     });
     assert!(matches!(error, Err(ReplayError::VariableAdded { .. })), "{error:?}");
 }
+
+/// Putting a buffer back changes nothing for the blocks before, so a caller that goes on without the failed block may.
+#[test]
+fn a_buffer_that_was_put_back_is_no_change_for_earlier_blocks() {
+    let setup = Setup::new(|path| {
+        (linear(&(path / "linear")), nn::batch_norm1d(path / "norm", 6, nn::BatchNormConfig::default()))
+    });
+    let (linear, norm) = &setup.model;
+    let rollout = Rollout::new(&setup.vs);
+    let y = rollout.block("first", &[("x", &x())], |_, i| linear.forward(&i[0])).unwrap();
+    let error = rollout.block("norm", &[("y", &y)], |_, i| norm.forward_t(&i[0], true)).unwrap_err();
+    assert!(matches!(error, ReplayError::VariableWritten { .. }), "{error}");
+    let z = rollout.block("norm", &[("y", &y)], |_, i| norm.forward_t(&i[0], false)).unwrap();
+    rollout.backward(&z.square().sum(Kind::Float)).unwrap();
+}
