@@ -273,3 +273,20 @@ fn a_complex_loss_is_an_error() {
     assert!(matches!(error, ReplayError::LossNotReal { .. }), "{error}");
     assert!(!w.grad().defined());
 }
+
+/// What an inner block returns in the forward of an outer one has no gradient to give, and says so.
+#[test]
+fn a_plain_backward_of_an_inner_output_in_the_outer_forward_is_an_error() {
+    let setup = Setup::new(linear);
+    let model = &setup.model;
+    let rollout = Rollout::new(&setup.vs);
+    let x = Tensor::ones([2, 6], (Kind::Float, tch::Device::Cpu));
+    let refused = rollout.block("outer", &[("x", &x)], |rollout, i| {
+        let h = rollout.block("inner", &[("x", &i[0])], |_, i| model.forward(&i[0])).unwrap();
+        h.sum(Kind::Float).f_backward()?;
+        Ok::<_, tch::TchError>(h)
+    });
+    let error = refused.unwrap_err().to_string();
+    assert!(error.contains("Rollout::backward"), "{error}");
+    assert_untrained(&setup);
+}
