@@ -284,7 +284,7 @@ fn a_plain_backward_of_an_inner_output_in_the_outer_forward_is_an_error() {
     let refused = rollout.block("outer", &[("x", &x)], |rollout, i| {
         let h = rollout.block("inner", &[("x", &i[0])], |_, i| model.forward(&i[0])).unwrap();
         h.sum(Kind::Float).f_backward()?;
-        Ok::<_, tch::TchError>(h)
+        Ok::<_, TchError>(h)
     });
     let error = refused.unwrap_err().to_string();
     assert!(error.contains("Rollout::backward"), "{error}");
