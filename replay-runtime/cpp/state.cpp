@@ -67,6 +67,21 @@ uint64_t sample_hash(const at::Tensor& tensor) {
   return hash;
 }
 
+// The values as bytes, row by row.
+at::Tensor flat_bytes(const at::Tensor& tensor) {
+  at::Tensor dense = tensor.layout() == at::kStrided ? tensor : tensor.to_dense();
+  return dense.resolve_conj().resolve_neg().contiguous().reshape({-1}).view(at::kByte);
+}
+
+bool same_bits(const at::Tensor& a, const at::Tensor& b) {
+  at::AutoGradMode off(false);
+  if (a.sizes() != b.sizes() || a.scalar_type() != b.scalar_type() || a.device() != b.device()) return false;
+  const at::Tensor x = flat_bytes(a);
+  const at::Tensor y = flat_bytes(b);
+  if (!x.is_cpu()) return at::equal(x, y);
+  return x.nbytes() == 0 || std::memcmp(x.const_data_ptr(), y.const_data_ptr(), x.nbytes()) == 0;
+}
+
 bool has_storage(const at::Tensor& tensor) {
   return tensor.defined() && tensor.has_storage() && tensor.storage().nbytes() != 0;
 }
@@ -139,6 +154,24 @@ int replay_fingerprint(const at::Tensor* tensor, replay::Fingerprint* out) {
     out->sample = replay::has_storage(*tensor) ? replay::sample_hash(*tensor) : 0;
     out->layout = replay::layout_hash(*tensor);
     out->requires_grad = tensor->requires_grad();
+  });
+}
+
+int replay_same_bits(const at::Tensor* a, const at::Tensor* b, int* out) {
+  return guarded([&] { *out = replay::same_bits(*a, *b); });
+}
+
+int replay_put_values(const at::Tensor* tensor, const at::Tensor* value, uint64_t version) {
+  return guarded([&] {
+    at::AutoGradMode off(false);
+    at::Tensor target = *tensor;
+    if (target.sizes() == value->sizes() && target.scalar_type() == value->scalar_type() &&
+        target.device() == value->device()) {
+      target.variable_data().copy_(*value);
+    } else {
+      target.set_data(value->clone());
+    }
+    if (!target.is_inference()) target.unsafeGetTensorImpl()->version_counter().set_version(static_cast<int64_t>(version));
   });
 }
 

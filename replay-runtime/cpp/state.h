@@ -47,6 +47,11 @@ extern "C" {
 int replay_detach_output(const at::Tensor* tensor, int aliases, at::Tensor** out);
 
 int replay_fingerprint(const at::Tensor* tensor, replay::Fingerprint* out);
+// Equal sizes, dtypes, devices and bits. Sparse tensors are compared as dense ones.
+int replay_same_bits(const at::Tensor* a, const at::Tensor* b, int* out);
+// Gives a tensor values from before, and the version from before: for whoever saved it then, nothing has happened.
+int replay_put_values(const at::Tensor* tensor, const at::Tensor* value, uint64_t version);
+
 uintptr_t replay_impl(const at::Tensor* tensor);
 // Identity of the storage, 0 where there is none or it is empty.
 uintptr_t replay_storage(const at::Tensor* tensor);

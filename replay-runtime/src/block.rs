@@ -8,12 +8,13 @@ use std::time::Instant;
 
 use tch::{Device, Tensor};
 
+use crate::buffers::ForwardGuard;
 use crate::context::{AnyContext, Contexts, run_within};
 use crate::error::{InBlock, Pass, ReplayError};
 use crate::ffi::{self, Fingerprint, Modes, NodeState, WeakTensor};
 use crate::modes::{ModesGuard, RngBefore, RngSnapshot};
 use crate::state::{Body, Entry, Escaped, InputRecord, Label, OutputRecord, State};
-use crate::store::Snapshot;
+use crate::variables::Snapshot;
 
 /// A call under way.
 pub(crate) struct Call<'c, 'm> {
@@ -84,6 +85,7 @@ impl<'m> Call<'_, 'm> {
         let leaves = self.leaves()?;
         let rng = self.generators()?;
 
+        let buffers = ForwardGuard::new(&self.state.watch, &variables);
         let guard = ModesGuard::enter(&modes).in_block(block, "set the thread's modes")?;
         let since = ffi::sequence();
         let captured_before = self.state.inner_captured.borrow().len();
@@ -101,6 +103,7 @@ impl<'m> Call<'_, 'm> {
         captured.extend(inner);
         let rng = rng.into_iter().map(RngBefore::after_forward).collect::<Result<_, _>>();
         let rng = rng.in_block(block, "read the random number generator")?;
+        buffers.succeeded();
         Ok(Forward { outputs, leaves, prints, variables, modes, rng, captured })
     }
 
@@ -312,7 +315,7 @@ impl<'m> Call<'_, 'm> {
         &self,
         prints: &[Option<Fingerprint>],
         leaves: &[Option<Tensor>],
-        variables: &Snapshot,
+        variables: &Rc<Snapshot>,
     ) -> Result<(), ReplayError> {
         let block = || self.label.block.to_string();
         let now = self.prints()?;
@@ -322,12 +325,14 @@ impl<'m> Call<'_, 'm> {
         if let Some(i) = (0..now.len()).find(|&i| now[i] != prints[i] || cut(i)) {
             return Err(ReplayError::InputWritten { block: block(), input: self.label.inputs[i].clone() });
         }
-        if let Some(change) = variables.change().in_block(&self.label.block, "read the variables")? {
-            variables.restore_buffers();
-            return Err(ReplayError::VariableWritten { block: block(), variable: change.variable });
-        }
         if self.state.variable_count() != variables.count() {
             return Err(ReplayError::VariableAdded { block: block() });
+        }
+        if let Some(change) = self.label.written(variables)? {
+            return Err(change);
+        }
+        if self.label.buffers {
+            self.state.watch.updated(variables).in_block(&self.label.block, "read the variables")?;
         }
         Ok(())
     }

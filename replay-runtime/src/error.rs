@@ -100,14 +100,28 @@ pub enum ReplayError {
         input: String,
     },
 
-    /// The forward of a block wrote into a variable of the `VarStore`.
+    /// A block changed a variable of the `VarStore` in a way that no option allows.
     #[error(
-        "replay block `{block}` changes variable `{variable}` in its forward, and its replay would change it again\nchange it before the rollout's first block; normalisation layers: run them in eval mode"
+        "replay block `{block}` changes variable `{variable}` ({what}), and its replay would start from another one\nchange it before the rollout's first block or after `backward`"
     )]
     VariableWritten {
         /// The block.
         block: String,
         /// The variable's name in its `VarStore`.
+        variable: String,
+        /// What of it differs: values, storage, layout or `requires_grad`.
+        what: &'static str,
+    },
+
+    /// A block updated a non-trainable variable of the `VarStore`, such as the statistics of a normalisation layer,
+    /// without saying so.
+    #[error(
+        "replay block `{block}` updates buffer `{variable}`, and its replay would update it again\nmark it `#[replay_block(buffers)]` (closures: `BlockOptions::buffers`), or run normalisation layers in eval mode"
+    )]
+    BufferWritten {
+        /// The block.
+        block: String,
+        /// The buffer's name in its `VarStore`.
         variable: String,
     },
 

@@ -54,12 +54,14 @@
 
 mod accumulator;
 mod block;
+mod buffers;
 mod context;
 pub mod cuda;
 mod error;
 mod ffi;
 mod input;
 mod modes;
+mod options;
 mod output;
 #[doc(hidden)]
 pub mod private;
@@ -70,6 +72,7 @@ mod rollout;
 mod saved;
 mod state;
 mod store;
+mod variables;
 
 pub use context::{ReplayContext, is_replaying};
 pub use error::{Pass, ReplayError, TorchError};
@@ -79,5 +82,6 @@ pub use output::{BoxError, ReplayOutput};
 pub use registry::{BlockInfo, blocks};
 pub use replay_macros::replay_block;
 pub use report::{BlockReport, RolloutReport};
+pub use options::BlockOptions;
 pub use rollout::{Rollout, RolloutBuilder};
 pub use store::ParameterStore;

@@ -8,8 +8,7 @@ pub use crate::context::NoContext;
 pub use crate::input::{FromLeaf, assert_meta, input, next_input};
 pub use crate::registry::{Registration, block_info, registration};
 
-use crate::state::Label;
-use crate::{BlockInfo, ReplayContext, ReplayError, ReplayOutput, Rollout};
+use crate::{BlockInfo, BlockOptions, ReplayContext, ReplayError, ReplayOutput, Rollout};
 
 /// Runs a block of `rollout`.
 ///
@@ -27,7 +26,7 @@ where
     C: ReplayContext + 'm,
     F: Fn(&Rollout<'m>, &[Option<Tensor>]) -> R + 'm,
 {
-    let names = block.inputs().iter().map(|&name| name.to_owned()).collect();
-    let label = Label { block: block.name().into(), inputs: names };
-    rollout.call(label, inputs, context, body)
+    let options = BlockOptions::new(block.name()).buffers(block.updates_buffers());
+    let names = block.inputs().iter().map(|&name| name.to_owned());
+    rollout.call(options.label(names), inputs, context, body)
 }

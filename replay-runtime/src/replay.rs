@@ -12,7 +12,7 @@ use crate::error::{InBlock, Pass, ReplayError};
 use crate::ffi::{self, NodeState, Replayed, Replayer, SavedTensor, ShimError};
 use crate::modes::{ModesGuard, RngGuard};
 use crate::state::{Entry, Failure, OutputRecord, State};
-use crate::store::difference;
+use crate::variables::{self, Snapshot, difference};
 
 impl Replayer for State<'_> {
     fn replay(&self, node: &NodeState, grads: &[Option<Tensor>], out: &mut Replayed) -> Option<()> {
@@ -23,6 +23,9 @@ impl Replayer for State<'_> {
 
     fn finished(&self, node: &NodeState, time: Duration) {
         self.ledger.borrow_mut().differentiated(&node.block, time);
+        if let Err(error) = self.watch.end(node.entry).in_block(&node.block, "put the buffers back") {
+            self.fail(Failure::Error(error));
+        }
     }
 
     fn panicked(&self, payload: Box<dyn Any + Send>) {
@@ -39,12 +42,16 @@ impl<'m> State<'m> {
         if grads.iter().all(Option::is_none) {
             return Ok(());
         }
-        entry.check_unchanged(&saved)?;
+        entry.check_unchanged(&saved, &self.watch.expected(&entry.variables))?;
 
         let started = Instant::now();
         let leaves = entry.leaves(&saved)?;
+        self.watch.begin(node.entry, &entry.variables).in_block(&node.block, "put the buffers back")?;
         let outputs = self.run_again(&entry, &leaves)?;
         entry.check_unwritten(&saved)?;
+        if entry.label.buffers {
+            self.watch.updated(&entry.variables).in_block(&node.block, "read the variables")?;
+        }
         entry.hand_back(&outputs, grads, &leaves, out).in_block(&node.block, "hand its graph to autograd")?;
         self.ledger.borrow_mut().replayed(&node.block, started.elapsed());
         Ok(())
@@ -72,8 +79,8 @@ impl<'m> State<'m> {
 enum Change {
     /// The input of that name.
     Input(String),
-    /// The variable of that name, and what of it.
-    Variable(String, &'static str),
+    /// A tensor that the body captured, described, and what of it.
+    Captured(String, &'static str),
 }
 
 impl Entry<'_> {
@@ -86,7 +93,7 @@ impl Entry<'_> {
         leaves.collect::<Result<_, _>>().in_block(&self.label.block, "restore the inputs")
     }
 
-    /// The first of inputs, variables and captured tensors that is not as the forward left it.
+    /// The first of inputs and captured tensors that is not as the forward left it.
     fn change(&self, saved: &[Option<Arc<SavedTensor>>]) -> Result<Option<Change>, ReplayError> {
         let block = &self.label.block;
         for (i, (saved, record)) in saved.iter().zip(&self.inputs).enumerate() {
@@ -95,38 +102,43 @@ impl Entry<'_> {
                 return Ok(Some(Change::Input(self.label.inputs[i].clone())));
             }
         }
-        if let Some(change) = self.variables.change().in_block(block, "read the variables")? {
-            return Ok(Some(Change::Variable(change.variable, change.what)));
-        }
         for (weak, before) in &self.captured {
             let Some(tensor) = weak.upgrade() else {
-                return Ok(Some(Change::Variable("a captured tensor".to_owned(), "it is gone")));
+                return Ok(Some(Change::Captured("a captured tensor".to_owned(), "it is gone")));
             };
             let now = ffi::fingerprint(&tensor).in_block(block, "read a captured tensor")?;
             if let Some(what) = difference(before, &now) {
-                return Ok(Some(Change::Variable(format!("captured tensor of shape {:?}", tensor.size()), what)));
+                return Ok(Some(Change::Captured(format!("captured tensor of shape {:?}", tensor.size()), what)));
             }
         }
         Ok(None)
     }
 
-    /// Before the replay, everything that it starts from must be as it was.
-    fn check_unchanged(&self, saved: &[Option<Arc<SavedTensor>>]) -> Result<(), ReplayError> {
+    /// Before the replay, everything that it starts from must be as it was; variables as `expected`, which says what
+    /// blocks have made of them since.
+    fn check_unchanged(&self, saved: &[Option<Arc<SavedTensor>>], expected: &Snapshot) -> Result<(), ReplayError> {
         let block = self.label.block.to_string();
+        if let Some(change) = expected.change().in_block(&block, "read the variables")? {
+            let variables::Change { variable, what, .. } = change;
+            return Err(ReplayError::VariableChanged { block, variable, what });
+        }
         match self.change(saved)? {
             None => Ok(()),
             Some(Change::Input(input)) => Err(ReplayError::InputChanged { block, input }),
-            Some(Change::Variable(variable, what)) => Err(ReplayError::VariableChanged { block, variable, what }),
+            Some(Change::Captured(variable, what)) => Err(ReplayError::VariableChanged { block, variable, what }),
         }
     }
 
     /// And after it too: what it changes, the forward has changed before it, unseen.
     fn check_unwritten(&self, saved: &[Option<Arc<SavedTensor>>]) -> Result<(), ReplayError> {
         let block = self.label.block.to_string();
+        if let Some(error) = self.label.written(&self.variables)? {
+            return Err(error);
+        }
         match self.change(saved)? {
             None => Ok(()),
             Some(Change::Input(input)) => Err(ReplayError::InputWritten { block, input }),
-            Some(Change::Variable(variable, _)) => Err(ReplayError::VariableWritten { block, variable }),
+            Some(Change::Captured(variable, what)) => Err(ReplayError::VariableWritten { block, variable, what }),
         }
     }
 

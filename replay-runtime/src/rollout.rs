@@ -14,6 +14,7 @@ use crate::block::Call;
 use crate::context::{NoContext, ReplayContext};
 use crate::error::ReplayError;
 use crate::ffi::{self, ShimError};
+use crate::options::BlockOptions;
 use crate::output::ReplayOutput;
 use crate::replay::engine_error;
 use crate::report::RolloutReport;
@@ -96,8 +97,27 @@ impl<'m> Rollout<'m> {
         R: ReplayOutput,
         F: Fn(&Rollout<'m>, &[Tensor]) -> R + 'm,
     {
-        let names = inputs.iter().map(|(name, _)| (*name).to_owned()).collect();
-        let label = Label { block: name.into(), inputs: names };
+        self.block_with(BlockOptions::new(name), inputs, body)
+    }
+
+    /// [`block`](Self::block) with choices: for a closure that updates the statistics of normalisation layers.
+    ///
+    /// # Errors
+    /// As for [`block`](Self::block).
+    ///
+    /// # Panics
+    /// As for [`block`](Self::block).
+    pub fn block_with<R, F>(
+        &self,
+        options: BlockOptions,
+        inputs: &[(&str, &Tensor)],
+        body: F,
+    ) -> Result<R::Value, ReplayError>
+    where
+        R: ReplayOutput,
+        F: Fn(&Rollout<'m>, &[Tensor]) -> R + 'm,
+    {
+        let label = options.label(inputs.iter().map(|(name, _)| (*name).to_owned()));
         let tensors: Vec<_> = inputs.iter().map(|(_, tensor)| Some(*tensor)).collect();
         self.call(label, &tensors, NoContext, move |rollout, leaves| {
             let leaves: Vec<_> = leaves.iter().flatten().map(Tensor::shallow_clone).collect();
@@ -151,6 +171,7 @@ impl<'m> Rollout<'m> {
         let leaves = self.leaves(loss)?;
         let transaction = self.state.options.transaction.then(|| Transaction::begin(leaves)).transpose()?;
         let outcome = ffi::backward(self.state.id, &*self.state, loss);
+        let buffers = self.state.watch.end_all();
         if let Some(failure) = self.failure(outcome) {
             drop((transaction, self));
             return match failure {
@@ -158,6 +179,7 @@ impl<'m> Rollout<'m> {
                 Failure::Panic(payload) => resume_unwind(payload),
             };
         }
+        buffers.map_err(|error| ReplayError::Backward { source: error.into() })?;
         if let Some(transaction) = transaction {
             transaction.commit()?;
         }

@@ -11,23 +11,43 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tch::{Device, Tensor};
 
+use crate::buffers::Watch;
 use crate::context::Contexts;
-use crate::error::{Pass, ReplayError};
+use crate::error::{InBlock, Pass, ReplayError};
 use crate::ffi::{Fingerprint, Graveyard, Modes, NodeState, ShimError, WeakTensor};
 use crate::modes::RngSnapshot;
 use crate::output::BoxError;
 use crate::report::Ledger;
 use crate::saved::SavedInputs;
-use crate::store::{self, Snapshot, Store};
+use crate::store::{self, Store};
+use crate::variables::{Change, Snapshot};
 
 /// A block's body with its types forgotten. It gets the state, so that it can make a handle for nested blocks,
 /// and the leaves of its inputs.
 pub(crate) type Body<'m> = dyn Fn(&Rc<State<'m>>, &[Option<Tensor>]) -> Result<Vec<Tensor>, BoxError> + 'm;
 
-/// How a block and its inputs are called.
+/// How a block and its inputs are called, and what it may do.
 pub(crate) struct Label {
     pub(crate) block: Arc<str>,
     pub(crate) inputs: Vec<String>,
+    /// It may update non-trainable variables.
+    pub(crate) buffers: bool,
+}
+
+impl Label {
+    /// The error for what the body has changed since `before` and may not.
+    pub(crate) fn written(&self, before: &Snapshot) -> Result<Option<ReplayError>, ReplayError> {
+        let change = if self.buffers { before.change_beside_buffers() } else { before.change() };
+        let change = change.in_block(&self.block, "read the variables")?;
+        Ok(change.map(|Change { variable, what, updates_buffer }| {
+            let block = self.block.to_string();
+            if updates_buffer {
+                ReplayError::BufferWritten { block, variable }
+            } else {
+                ReplayError::VariableWritten { block, variable, what }
+            }
+        }))
+    }
 }
 
 /// What a block's replay needs beside the saved inputs, which are the node's.
@@ -120,8 +140,8 @@ pub(crate) struct State<'m> {
     pub(crate) escaped: RefCell<HashMap<usize, Escaped>>,
     /// The one CUDA device of the rollout, once a tensor on it was seen.
     pub(crate) cuda: Cell<Option<Device>>,
+    pub(crate) watch: Watch,
     stores: Vec<&'m dyn Store>,
-    snapshot: RefCell<Option<Rc<Snapshot>>>,
     table: RefCell<HashMap<u64, Entry<'m>>>,
     next_entry: Cell<u64>,
     running: RefCell<Vec<(Pass, Contexts<'m>)>>,
@@ -142,8 +162,8 @@ impl<'m> State<'m> {
             inner_captured: RefCell::default(),
             escaped: RefCell::default(),
             cuda: Cell::new(None),
+            watch: Watch::default(),
             stores,
-            snapshot: RefCell::new(None),
             table: RefCell::default(),
             next_entry: Cell::new(0),
             running: RefCell::default(),
@@ -159,10 +179,7 @@ impl<'m> State<'m> {
 
     /// The variables as they are now.
     pub(crate) fn snapshot(&self) -> Result<Rc<Snapshot>, ShimError> {
-        let last = self.snapshot.borrow().clone();
-        let now = Snapshot::take(&self.stores, last)?;
-        *self.snapshot.borrow_mut() = Some(Rc::clone(&now));
-        Ok(now)
+        self.watch.snapshot(&self.stores, !self.running.borrow().is_empty())
     }
 
     /// Every trainable variable, frozen ones too, as the stores have them now.
@@ -207,7 +224,7 @@ impl<'m> State<'m> {
         self.captured.take();
         self.inner_captured.take();
         self.escaped.take();
-        self.snapshot.take();
+        self.watch.clear();
     }
 
     /// Notes that a body runs in `pass`, inside `contexts`, until the guard is dropped.

@@ -16,7 +16,9 @@ pub(crate) use state::{
     Fingerprint, Modes, SavedTensor, WeakTensor, autocast_clear_cache, autocast_enter, autocast_leave, bytes_hash,
     has_cuda, inference_mode, library_version, load_library, rng_get, rng_set,
 };
-pub(crate) use tensor::{add_grad, detach_output, fingerprint, grad, identity, nbytes, set_grad, storage, take_grad};
+pub(crate) use tensor::{
+    add_grad, detach_output, fingerprint, grad, identity, nbytes, put_values, same_bits, set_grad, storage, take_grad,
+};
 
 use std::ffi::{CStr, c_int};
 

@@ -106,3 +106,17 @@ pub(crate) fn add_grad(tensor: &Tensor, old: &Tensor) -> Result<(), ShimError> {
     // SAFETY: both are borrowed for the call; an in-place operation goes through the shared handle, as in tch.
     check(unsafe { sys::replay_add_grad(tensor.as_ptr(), old.as_ptr()) })
 }
+
+/// Whether two tensors have equal sizes, kinds, devices and bits; a failure to compare counts as a difference.
+pub(crate) fn same_bits(a: &Tensor, b: &Tensor) -> bool {
+    let mut same = 0;
+    // SAFETY: both are borrowed for the call, which only reads them.
+    let code = unsafe { sys::replay_same_bits(a.as_ptr(), b.as_ptr(), &raw mut same) };
+    code == 0 && same != 0
+}
+
+/// Gives `tensor` the values and the version that it had once.
+pub(crate) fn put_values(tensor: &Tensor, value: &Tensor, version: u64) -> Result<(), ShimError> {
+    // SAFETY: both are borrowed for the call; writing goes through the shared handle, as tch's in-place operations do.
+    check(unsafe { sys::replay_put_values(tensor.as_ptr(), value.as_ptr(), version) })
+}

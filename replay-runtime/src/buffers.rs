@@ -1,0 +1,96 @@
+//! The stores' variables as blocks last left them, and what becomes of buffers when a block that ran before they were
+//! updated is replayed: they get the values they had then, and the present ones again once it is differentiated.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use crate::ffi::ShimError;
+use crate::store::Store;
+use crate::variables::Snapshot;
+
+#[derive(Default)]
+pub(crate) struct Watch {
+    last: RefCell<Option<Rc<Snapshot>>>,
+    /// For replays under way, innermost last: the number of the entry, and what its end brings back.
+    replaced: RefCell<Vec<(u64, Rc<Snapshot>)>>,
+}
+
+impl Watch {
+    /// The variables as they are now. What changed since the last time was changed by a block if one is `running`.
+    pub(crate) fn snapshot(&self, stores: &[&dyn Store], running: bool) -> Result<Rc<Snapshot>, ShimError> {
+        let last = self.last.borrow().clone();
+        let now = Snapshot::take(stores, last.as_ref(), running)?;
+        *self.last.borrow_mut() = Some(Rc::clone(&now));
+        Ok(now)
+    }
+
+    /// Notes the buffers that a block updated which began with `before`.
+    pub(crate) fn updated(&self, before: &Rc<Snapshot>) -> Result<(), ShimError> {
+        *self.last.borrow_mut() = Some(before.after_block()?);
+        Ok(())
+    }
+
+    /// Compare with this to see whether the variables are as they were `then` or have been updated by blocks alone.
+    pub(crate) fn expected(&self, then: &Rc<Snapshot>) -> Rc<Snapshot> {
+        match &*self.last.borrow() {
+            Some(last) if last.is_of_one_generation(then) => Rc::clone(last),
+            _ => Rc::clone(then),
+        }
+    }
+
+    /// Puts the buffers back to `then` for the replay of entry `number`.
+    pub(crate) fn begin(&self, number: u64, then: &Rc<Snapshot>) -> Result<(), ShimError> {
+        let found = self.last.borrow_mut().replace(Rc::clone(then)).unwrap_or_else(|| Rc::clone(then));
+        let same = Rc::ptr_eq(&found, then);
+        self.replaced.borrow_mut().push((number, found));
+        if same { Ok(()) } else { then.put_buffers() }
+    }
+
+    /// The block of entry `number` was differentiated.
+    pub(crate) fn end(&self, number: u64) -> Result<(), ShimError> {
+        let found = self.replaced.borrow_mut().pop_if(|(replayed, _)| *replayed == number);
+        found.map_or(Ok(()), |(_, found)| self.bring_back(found))
+    }
+
+    /// No replay is under way any more, however they ended.
+    pub(crate) fn end_all(&self) -> Result<(), ShimError> {
+        let found = self.replaced.take().into_iter().next();
+        found.map_or(Ok(()), |(_, found)| self.bring_back(found))
+    }
+
+    /// Makes the buffers what they are in `found`.
+    pub(crate) fn bring_back(&self, found: Rc<Snapshot>) -> Result<(), ShimError> {
+        let outcome = found.put_buffers();
+        *self.last.borrow_mut() = Some(found);
+        outcome
+    }
+
+    pub(crate) fn clear(&self) {
+        self.last.take();
+    }
+}
+
+/// Brings the buffers back to where a forward found them, unless it succeeds.
+pub(crate) struct ForwardGuard<'w> {
+    watch: &'w Watch,
+    found: Option<Rc<Snapshot>>,
+}
+
+impl<'w> ForwardGuard<'w> {
+    pub(crate) fn new(watch: &'w Watch, found: &Rc<Snapshot>) -> Self {
+        Self { watch, found: Some(Rc::clone(found)) }
+    }
+
+    pub(crate) fn succeeded(mut self) {
+        self.found = None;
+    }
+}
+
+impl Drop for ForwardGuard<'_> {
+    fn drop(&mut self) {
+        if let Some(found) = self.found.take() {
+            // The forward's own error or panic is on its way, and says more.
+            let _ = self.watch.bring_back(found);
+        }
+    }
+}
