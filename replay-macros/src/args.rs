@@ -20,11 +20,12 @@ pub(crate) struct BlockArgs {
     pub(crate) name: Option<LitStr>,
     pub(crate) context: Option<Path>,
     pub(crate) krate: Option<Path>,
+    pub(crate) buffers: bool,
 }
 
-const METHOD_OPTIONS: &str = "the options are `name = \"..\"`, `context = path` and `crate = ::path`";
+const METHOD_OPTIONS: &str = "the options are `name = \"..\"`, `context = path`, `buffers` and `crate = ::path`";
 const IMPL_OPTIONS: &str =
-    "the only option of an impl block is `crate = ::path`; `name` and `context` belong on its methods";
+    "the only option of an impl block is `crate = ::path`; `name`, `context` and `buffers` belong on its methods";
 
 /// Parses the options; a wrong one is reported and skipped, so that the rest are still checked.
 pub(crate) fn parse(tokens: TokenStream, scope: Scope, diagnostics: &mut Diagnostics) -> BlockArgs {
@@ -56,6 +57,7 @@ fn parse_option(input: ParseStream<'_>, scope: Scope, args: &mut BlockArgs) -> s
     match key.to_string().as_str() {
         "name" if scope == Scope::Method => set(input, &key, "name = \"step_again\"", &mut args.name),
         "context" if scope == Scope::Method => set(input, &key, "context = Self::cache_scope", &mut args.context),
+        "buffers" if scope == Scope::Method => set_flag(input, &key, &mut args.buffers),
         "crate" => {
             set(input, &key, "crate = ::my_facade::replay_runtime", &mut args.krate)?;
             check_crate_path(&mut args.krate)
@@ -78,10 +80,26 @@ fn set<T: syn::parse::Parse>(
         return Err(syn::Error::new(key.span(), format!("malformed option `{key}`; write `{example}`")));
     }
     if slot.is_some() {
-        return Err(syn::Error::new(key.span(), format!("option `{key}` is given twice; keep one of them")));
+        return Err(given_twice(key));
     }
     *slot = Some(value);
     Ok(())
+}
+
+/// The bare key, once. One way to write it: with `= false` beside `= true`, either could be left from an edit.
+fn set_flag(input: ParseStream<'_>, key: &Ident, slot: &mut bool) -> syn::Result<()> {
+    if !input.is_empty() && !input.peek(Token![,]) {
+        let message = format!("option `{key}` takes no value; write `{key}` alone, or leave it out");
+        return Err(syn::Error::new(key.span(), message));
+    }
+    if std::mem::replace(slot, true) {
+        return Err(given_twice(key));
+    }
+    Ok(())
+}
+
+fn given_twice(key: &Ident) -> syn::Error {
+    syn::Error::new(key.span(), format!("option `{key}` is given twice; keep one of them"))
 }
 
 /// A relative path would name another thing in each module that uses the attribute.
@@ -119,11 +137,11 @@ mod tests {
     #[test]
     fn every_option_is_read() {
         let mut diagnostics = Diagnostics::default();
-        let tokens = "name = \"again\", context = Self::scope::<A, B>, crate = ::facade,";
+        let tokens = "name = \"again\", context = Self::scope::<A, B>, buffers, crate = ::facade,";
         let args = parse(tokens.parse().unwrap(), Scope::Method, &mut diagnostics);
         assert_eq!(diagnostics.messages(), Vec::<String>::new());
         assert_eq!(args.name.unwrap().value(), "again");
-        assert!(args.context.is_some() && args.krate.is_some());
+        assert!(args.context.is_some() && args.krate.is_some() && args.buffers);
     }
 
     #[test]
@@ -149,6 +167,17 @@ mod tests {
     }
 
     #[test]
+    fn a_flag_is_its_key_alone_and_off_without_it() {
+        assert!(messages("buffers", Scope::Method).is_empty());
+        assert!(!parse(TokenStream::new(), Scope::Method, &mut Diagnostics::default()).buffers);
+        for wrong in ["buffers = true", "buffers = false", "buffers(all)", "buffers buffers"] {
+            let found = messages(wrong, Scope::Method);
+            assert!(found.len() == 1 && found[0].contains("takes no value"), "{wrong}: {found:?}");
+        }
+        assert!(messages("buffers, buffers", Scope::Method)[0].contains("twice"));
+    }
+
+    #[test]
     fn a_value_ends_at_its_comma() {
         let found = messages("name = \"a\" \"b\"", Scope::Method);
         assert!(found[0].contains("malformed"), "{found:?}");
@@ -158,8 +187,10 @@ mod tests {
     #[test]
     fn an_impl_block_takes_only_the_crate() {
         assert!(messages("crate = crate::facade", Scope::Impl).is_empty());
-        let found = messages("name = \"a\"", Scope::Impl);
-        assert!(found[0].contains("belong on its methods"), "{found:?}");
+        for option in ["name = \"a\"", "buffers"] {
+            let found = messages(option, Scope::Impl);
+            assert!(found.len() == 1 && found[0].contains("belong on its methods"), "{found:?}");
+        }
     }
 
     #[test]

@@ -31,6 +31,12 @@ pub(crate) fn of(block: &Block) -> TokenStream {
     if let Some(context) = &block.context {
         paragraph(&mut lines, format!("Forward and replay run inside the context that `{}` makes.", text(context)));
     }
+    if block.buffers {
+        paragraph(
+            &mut lines,
+            "The block may update non-trainable variables: the forward does, its replay does not again.".to_owned(),
+        );
+    }
     if block.nested() {
         paragraph(&mut lines, "The block runs other blocks, so it is always replayed in full.".to_owned());
     }

@@ -82,7 +82,7 @@ fn allow() -> TokenStream {
 }
 
 /// ```text
-/// Output:  static BLOCK: BlockInfo = block_info("step", .., &["state"], "Tensor", false);
+/// Output:  static BLOCK: BlockInfo = block_info("step", .., &["state"], "Tensor", false, false);
 ///          inventory::submit! { registration(&BLOCK) }
 ///          assert_meta(&frame);
 ///          let (input_state, form_state) = input(&state);
@@ -133,7 +133,7 @@ fn registration(block: &Block) -> TokenStream {
     let krate = &block.krate;
     let name = block.name();
     let outputs = docs::type_text(&block.output.declared);
-    let nested = block.nested();
+    let (nested, buffers) = (block.nested(), block.buffers);
     let inputs = block.inputs().map(|Parameter { ident, cfgs, .. }| {
         let name = crate::validate::unraw(ident);
         quote!(#(#cfgs)* #name)
@@ -147,6 +147,7 @@ fn registration(block: &Block) -> TokenStream {
             &[#(#inputs),*],
             #outputs,
             #nested,
+            #buffers,
         );
         #krate::private::inventory::submit! { #krate::private::registration(&__REPLAY_BLOCK) }
     }

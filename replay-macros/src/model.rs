@@ -27,6 +27,8 @@ pub(crate) struct Block {
     pub(crate) parameters: Vec<Parameter>,
     pub(crate) output: Output,
     pub(crate) context: Option<Path>,
+    /// The block may update non-trainable variables.
+    pub(crate) buffers: bool,
     pub(crate) owner: Owner,
     pub(crate) krate: CratePath,
 }

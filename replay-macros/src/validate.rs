@@ -52,6 +52,7 @@ pub(crate) fn block(method: &Method, args: &BlockArgs, place: &Place, diagnostic
         parameters,
         output: output?,
         context: args.context.clone(),
+        buffers: args.buffers,
         owner: owner(method, place),
         krate: CratePath(args.krate.clone()),
     })

@@ -21,6 +21,7 @@ pub struct BlockInfo {
     inputs: &'static [&'static str],
     outputs: &'static str,
     nested: bool,
+    buffers: bool,
 }
 
 impl BlockInfo {
@@ -65,6 +66,12 @@ impl BlockInfo {
     pub const fn nested(&self) -> bool {
         self.nested
     }
+
+    /// Whether the block may update non-trainable variables: `#[replay_block(buffers)]`.
+    #[must_use]
+    pub const fn updates_buffers(&self) -> bool {
+        self.buffers
+    }
 }
 
 impl fmt::Display for BlockInfo {
@@ -95,6 +102,7 @@ pub const fn registration(block: &'static BlockInfo) -> Registration {
 
 /// Builds the `static` of a block.
 #[must_use]
+#[expect(clippy::too_many_arguments, reason = "generated code alone calls it, and a table of literals is what it has")]
 pub const fn block_info(
     name: &'static str,
     module: &'static str,
@@ -103,6 +111,7 @@ pub const fn block_info(
     inputs: &'static [&'static str],
     outputs: &'static str,
     nested: bool,
+    buffers: bool,
 ) -> BlockInfo {
-    BlockInfo { name, module, file, line, inputs, outputs, nested }
+    BlockInfo { name, module, file, line, inputs, outputs, nested, buffers }
 }

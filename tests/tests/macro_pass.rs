@@ -28,6 +28,8 @@ macro_rules! with_rollout {
 mod associated;
 #[path = "macro_pass/attributes.rs"]
 mod attributes;
+#[path = "macro_pass/buffers.rs"]
+mod buffers;
 #[path = "macro_pass/cfg_parameters.rs"]
 mod cfg_parameters;
 #[path = "macro_pass/context.rs"]

@@ -41,6 +41,7 @@ fn double_replay(
         &["x"],
         "Tensor",
         false,
+        false,
     );
     ::replay_runtime::private::inventory::submit! {
         ::replay_runtime::private::registration(& __REPLAY_BLOCK)

@@ -65,6 +65,7 @@ fn step_replay<'rollout>(
         &[#[cfg(feature = "mask")] "mask", "x"],
         "Tensor",
         false,
+        false,
     );
     ::replay_runtime::private::inventory::submit! {
         ::replay_runtime::private::registration(& __REPLAY_BLOCK)

@@ -53,6 +53,7 @@ fn step_replay<'rollout>(
         &["a", "b", "c", "d", "e"],
         "Tensor",
         false,
+        false,
     );
     ::replay_runtime::private::inventory::submit! {
         ::replay_runtime::private::registration(& __REPLAY_BLOCK)

@@ -54,6 +54,7 @@ where
         &["x"],
         "Tensor",
         false,
+        false,
     );
     ::replay_runtime::private::inventory::submit! {
         ::replay_runtime::private::registration(& __REPLAY_BLOCK)

@@ -53,6 +53,7 @@ impl<T: Layer> World<T> {
             &["x"],
             "Tensor",
             false,
+            false,
         );
         ::facade::private::inventory::submit! {
             ::facade::private::registration(& __REPLAY_BLOCK)

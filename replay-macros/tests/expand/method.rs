@@ -50,6 +50,7 @@ pub fn step_replay<'rollout>(
         &["state", "action"],
         "(Tensor, Tensor)",
         false,
+        false,
     );
     ::replay_runtime::private::inventory::submit! {
         ::replay_runtime::private::registration(& __REPLAY_BLOCK)

@@ -49,6 +49,7 @@ fn loop_replay<'rollout_, 'rollout>(
         &["rollout", "replay_rollout", "type"],
         "Tensor",
         false,
+        false,
     );
     ::replay_runtime::private::inventory::submit! {
         ::replay_runtime::private::registration(& __REPLAY_BLOCK)

@@ -48,6 +48,7 @@ fn outer_replay<'m>(
         &["x"],
         "Result<Tensor, ReplayError>",
         true,
+        false,
     );
     ::replay_runtime::private::inventory::submit! {
         ::replay_runtime::private::registration(& __REPLAY_BLOCK)

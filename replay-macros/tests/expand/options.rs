@@ -1,4 +1,4 @@
-#[replay_block(name = "again", context = Self::scope, crate = ::facade::replay)]
+#[replay_block(name = "again", context = Self::scope, buffers, crate = ::facade::replay)]
 fn step(&self, x: &Tensor) -> Tensor {
     x.shallow_clone()
 }
@@ -14,6 +14,8 @@ fn step(&self, x: &Tensor) -> Tensor {
 /// Inputs: `x`.
 ///
 /// Forward and replay run inside the context that `Self::scope` makes.
+///
+/// The block may update non-trainable variables: the forward does, its replay does not again.
 ///
 /// # Errors
 ///
@@ -44,6 +46,7 @@ fn again<'rollout>(
         &["x"],
         "Tensor",
         false,
+        true,
     );
     ::facade::replay::private::inventory::submit! {
         ::facade::replay::private::registration(& __REPLAY_BLOCK)

@@ -45,6 +45,7 @@ fn step_replay<'rollout>(
         &["x"],
         "Pair",
         false,
+        false,
     );
     ::replay_runtime::private::inventory::submit! {
         ::replay_runtime::private::registration(& __REPLAY_BLOCK)

@@ -42,6 +42,7 @@ fn step_replay(
         &["x"],
         "Tensor",
         false,
+        false,
     );
     ::replay_runtime::private::inventory::submit! {
         ::replay_runtime::private::registration(& __REPLAY_BLOCK)

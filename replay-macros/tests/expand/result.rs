@@ -42,6 +42,7 @@ fn step_replay<'rollout>(
         &["x"],
         "anyhow::Result<(Tensor, Tensor)>",
         false,
+        false,
     );
     ::replay_runtime::private::inventory::submit! {
         ::replay_runtime::private::registration(& __REPLAY_BLOCK)

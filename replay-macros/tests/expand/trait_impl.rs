@@ -61,6 +61,7 @@ where
             &["xs"],
             "Tensor",
             false,
+            false,
         );
         ::replay_runtime::private::inventory::submit! {
             ::replay_runtime::private::registration(& __REPLAY_BLOCK)

@@ -66,6 +66,7 @@ impl<'a> World<'a> {
             &["state"],
             "Tensor",
             false,
+            false,
         );
         ::replay_runtime::private::inventory::submit! {
             ::replay_runtime::private::registration(& __REPLAY_BLOCK)

@@ -6,7 +6,7 @@ use tch::Tensor;
 
 struct World;
 
-#[replay_block(name = "again", context = scope)]
+#[replay_block(name = "again", context = scope, buffers)]
 impl World {
     #[replay_block]
     fn step(&self, x: &Tensor) -> Tensor {

@@ -7,7 +7,7 @@ use tch::Tensor;
 struct World;
 
 impl World {
-    #[replay_block(name = again, context, crate = "replay")]
+    #[replay_block(name = again, context, crate = "replay", buffers = true)]
     fn step(&self, x: &Tensor) -> Tensor {
         x + 1.0
     }

@@ -7,7 +7,7 @@ use tch::Tensor;
 struct World;
 
 impl World {
-    #[replay_block(name = "a", name = "b")]
+    #[replay_block(name = "a", name = "b", buffers, buffers)]
     fn step(&self, x: &Tensor) -> Tensor {
         x + 1.0
     }
