@@ -3,8 +3,8 @@
 
 use std::path::{Path, PathBuf};
 
-const SOURCES: [&str; 2] = ["cpp/node.cpp", "cpp/state.cpp"];
-const HEADERS: [&str; 4] = ["cpp/guard.h", "cpp/node.h", "cpp/pass.h", "cpp/state.h"];
+const SOURCES: [&str; 3] = ["cpp/node.cpp", "cpp/rng.cpp", "cpp/state.cpp"];
+const HEADERS: [&str; 5] = ["cpp/guard.h", "cpp/node.h", "cpp/pass.h", "cpp/rng.h", "cpp/state.h"];
 
 fn main() {
     for file in SOURCES.iter().chain(&HEADERS) {

@@ -302,8 +302,10 @@ int replay_leaves(
     size_t n,
     uint64_t since,
     void (*visit)(void* context, uintptr_t impl, const at::Tensor* variable),
-    void* context) {
+    void* context,
+    int* cuda_index) {
   return guarded([&] {
+    *cuda_index = -1;
     std::unordered_set<torch::autograd::Node*> seen;
     std::vector<torch::autograd::Node*> open;
     const auto push = [&](torch::autograd::Node* node) {
@@ -326,6 +328,10 @@ int replay_leaves(
       // Numbers are per thread, and a gradient taken inside the body makes nodes on the threads of devices.
       if (since != kAnyAge && node->sequence_nr() < since && node->thread_id() == thread)
         throw replay::Refused(replay::kCaptured, node->name());
+      for (uint32_t i = 0; i < node->num_inputs(); ++i) {
+        const auto device = node->input_metadata(i).device();
+        if (device.is_cuda()) *cuda_index = device.index();
+      }
       for (const auto& edge : node->next_edges()) push(edge.function.get());
     }
   });

@@ -84,12 +84,14 @@ int replay_push_leaf(replay::Replayed* replayed, size_t index, const at::Tensor*
 uint64_t replay_sequence();
 
 // Calls `visit(context, impl, variable)` for each leaf that the graphs of `roots` accumulate into. Unless `since`
-// is `kAnyAge`, a node of this thread with a lower number ends the walk with `kCaptured` and its name.
+// is `kAnyAge`, a node of this thread with a lower number ends the walk with `kCaptured` and its name. `cuda_index` gets
+// the index of a CUDA device that the graphs compute on, -1 where there is none.
 int replay_leaves(
     const at::Tensor* const* roots,
     size_t n,
     uint64_t since,
     void (*visit)(void* context, uintptr_t impl, const at::Tensor* variable),
-    void* context);
+    void* context,
+    int* cuda_index);
 
 }

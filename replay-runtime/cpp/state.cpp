@@ -114,10 +114,6 @@ class GradLock {
   std::unique_lock<std::mutex> lock_;
 };
 
-at::Device device_of(int device_type, int index) {
-  return at::Device(static_cast<at::DeviceType>(device_type), static_cast<c10::DeviceIndex>(index));
-}
-
 } // namespace
 } // namespace replay
 
@@ -171,7 +167,9 @@ int replay_put_values(const at::Tensor* tensor, const at::Tensor* value, uint64_
     } else {
       target.set_data(value->clone());
     }
-    if (!target.is_inference()) target.unsafeGetTensorImpl()->version_counter().set_version(static_cast<int64_t>(version));
+    if (target.is_inference()) return;
+    c10::VariableVersion counter = target.unsafeGetTensorImpl()->version_counter(); // a handle to the shared one
+    counter.set_version(static_cast<int64_t>(version));
   });
 }
 
@@ -358,30 +356,6 @@ int replay_autocast_leave(int device_type, int enabled, int dtype) {
 
 int replay_autocast_clear_cache() {
   return guarded([] { at::autocast::clear_cache(); });
-}
-
-int replay_rng_get(int device_type, int index, at::Tensor** out) {
-  return guarded([&] {
-    auto generator = at::globalContext().defaultGenerator(replay::device_of(device_type, index));
-    std::lock_guard<std::mutex> lock(generator.mutex());
-    *out = new at::Tensor(generator.get_state());
-  });
-}
-
-int replay_rng_set(int device_type, int index, const at::Tensor* state) {
-  return guarded([&] {
-    auto generator = at::globalContext().defaultGenerator(replay::device_of(device_type, index));
-    std::lock_guard<std::mutex> lock(generator.mutex());
-    generator.set_state(*state);
-  });
-}
-
-uint64_t replay_bytes_hash(const at::Tensor* tensor) {
-  return value_of<uint64_t>([&] {
-    TORCH_CHECK(tensor->is_cpu() && tensor->is_contiguous(), "the state of a generator is bytes in host memory");
-    const auto* bytes = static_cast<const char*>(tensor->const_data_ptr());
-    return std::hash<std::string_view>{}(std::string_view(bytes, tensor->nbytes()));
-  });
 }
 
 int replay_has_cuda() {

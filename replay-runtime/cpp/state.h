@@ -1,7 +1,6 @@
 // Everything else that the runtime needs of LibTorch and tch does not offer: saved inputs, versions, gradients,
-// thread modes, random number generators. Functions that answer with a value instead of a code give 0 or null when
-// LibTorch fails. Each function touches only what it is given and the state of the
-// calling thread (generators: of the process, under their own lock).
+// thread modes. Functions that answer with a value instead of a code give 0 or null when LibTorch fails. Each function
+// touches only what it is given and the state of the calling thread.
 #pragma once
 
 #include "guard.h"
@@ -81,11 +80,6 @@ int replay_modes_set(const replay::Modes* modes);
 int replay_autocast_enter(int device_type, int enabled, int dtype);
 int replay_autocast_leave(int device_type, int enabled, int dtype);
 int replay_autocast_clear_cache();
-
-int replay_rng_get(int device_type, int index, at::Tensor** out);
-int replay_rng_set(int device_type, int index, const at::Tensor* state);
-// Hash of the bytes of a CPU tensor.
-uint64_t replay_bytes_hash(const at::Tensor* tensor);
 
 int replay_has_cuda();
 // The version of the LibTorch that was loaded, as "2.13.0"; empty where it does not say.

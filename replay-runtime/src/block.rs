@@ -6,14 +6,15 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
-use tch::{Device, Tensor};
+use tch::Tensor;
 
 use crate::buffers::ForwardGuard;
-use crate::context::{AnyContext, Contexts, run_within};
+use crate::context::{AnyContext, Contexts, run_body};
 use crate::error::{InBlock, Pass, ReplayError};
 use crate::ffi::{self, Fingerprint, Modes, NodeState, WeakTensor};
-use crate::modes::{ModesGuard, RngBefore, RngSnapshot};
-use crate::state::{Body, Entry, Escaped, InputRecord, Label, OutputRecord, State};
+use crate::modes::ModesGuard;
+use crate::rng::{ForwardRng, RngRecord};
+use crate::state::{Body, Check, Entry, Escaped, InputRecord, Label, OutputRecord, State};
 use crate::variables::Snapshot;
 
 /// A call under way.
@@ -32,7 +33,7 @@ struct Forward {
     prints: Vec<Option<Fingerprint>>,
     variables: Rc<Snapshot>,
     modes: Modes,
-    rng: Vec<RngSnapshot>,
+    rng: RngRecord,
     captured: Vec<(Tensor, Fingerprint)>,
 }
 
@@ -72,7 +73,7 @@ impl<'m> Call<'_, 'm> {
         let _guard = self.state.options.inference.then(tch::no_grad_guard);
         let inputs: Vec<_> = self.inputs.iter().map(|input| input.map(Tensor::shallow_clone)).collect();
         let own = [Rc::clone(&self.context)];
-        run_within(&own, &self.label.block, Pass::Forward, || (self.body)(self.state, &inputs))
+        run_body(&own, &self.label.block, Pass::Forward, || (self.body)(self.state, &inputs))
     }
 
     fn forward(&self, modes: Modes) -> Result<Forward, ReplayError> {
@@ -83,7 +84,9 @@ impl<'m> Call<'_, 'm> {
         }
         let prints = self.prints()?;
         let leaves = self.leaves()?;
-        let rng = self.generators()?;
+        let cuda = self.state.cuda.get();
+        let rng =
+            ForwardRng::begin(self.state.options.rng, cuda).in_block(block, "read the random number generator")?;
 
         let buffers = ForwardGuard::new(&self.state.watch, &variables);
         let guard = ModesGuard::enter(&modes).in_block(block, "set the thread's modes")?;
@@ -91,7 +94,7 @@ impl<'m> Call<'_, 'm> {
         let captured_before = self.state.inner_captured.borrow().len();
         let own = [Rc::clone(&self.context)];
         let pass = self.state.enter(Pass::Forward, self.contexts());
-        let outputs = run_within(&own, block, Pass::Forward, || (self.body)(self.state, &leaves));
+        let outputs = run_body(&own, block, Pass::Forward, || (self.body)(self.state, &leaves));
         drop(pass);
         drop(guard);
         let inner = self.state.inner_captured.borrow_mut().split_off(captured_before);
@@ -101,8 +104,7 @@ impl<'m> Call<'_, 'm> {
         self.check_unwritten(&prints, &leaves, &variables)?;
         let mut captured = self.captured(&outputs, &leaves, &variables, since)?;
         captured.extend(inner);
-        let rng = rng.into_iter().map(RngBefore::after_forward).collect::<Result<_, _>>();
-        let rng = rng.in_block(block, "read the random number generator")?;
+        let rng = rng.finish(block)?;
         buffers.succeeded();
         Ok(Forward { outputs, leaves, prints, variables, modes, rng, captured })
     }
@@ -124,15 +126,9 @@ impl<'m> Call<'_, 'm> {
         leaves.collect::<Result<_, _>>().in_block(&self.label.block, "detach the inputs")
     }
 
-    fn prints(&self) -> Result<Vec<Option<Fingerprint>>, ReplayError> {
+    pub(crate) fn prints(&self) -> Result<Vec<Option<Fingerprint>>, ReplayError> {
         let prints = self.inputs.iter().map(|input| input.map(ffi::fingerprint).transpose());
         prints.collect::<Result<_, _>>().in_block(&self.label.block, "read the inputs' versions")
-    }
-
-    fn generators(&self) -> Result<Vec<RngBefore>, ReplayError> {
-        let devices = [Some(Device::Cpu), self.state.cuda.get()];
-        let states = devices.into_iter().flatten().map(RngBefore::take).collect::<Result<_, _>>();
-        states.in_block(&self.label.block, "read the random number generator")
     }
 
     /// Follows the graph of the outputs to its leaves. Those that are neither inputs nor variables are trainable
@@ -146,7 +142,7 @@ impl<'m> Call<'_, 'm> {
     ) -> Result<Vec<(Tensor, Fingerprint)>, ReplayError> {
         let block = &self.label.block;
         let roots = outputs.iter().filter(|output| output.requires_grad());
-        let found = ffi::captured_leaves(roots, since).map_err(|error| {
+        let found = ffi::graph_since(roots, since).map_err(|error| {
             if error.code == ffi::Code::Captured {
                 ReplayError::Captured { block: block.to_string(), operation: error.brief }
             } else {
@@ -154,8 +150,12 @@ impl<'m> Call<'_, 'm> {
                 ReplayError::Torch { block: block.to_string(), action, source: error.into() }
             }
         })?;
+        if let Some(device) = found.cuda {
+            self.check_known(device)?;
+        }
         let inputs: HashSet<_> = leaves.iter().flatten().map(ffi::identity).collect();
         found
+            .leaves
             .into_iter()
             .filter(|(identity, _)| !inputs.contains(identity) && !variables.knows(*identity))
             .map(|(identity, leaf)| {
@@ -191,6 +191,8 @@ impl<'m> Call<'_, 'm> {
     ) -> Result<(), ReplayError> {
         let state = self.state;
         let Forward { outputs: graph, leaves, prints, variables, modes, rng, captured } = forward;
+        let compared = rng.unproven || state.options.check == Check::Values;
+        let values = compared.then(|| tch::no_grad(|| graph.iter().map(|output| output.detach().copy()).collect()));
         let captured: Vec<_> = captured.into_iter().map(|(leaf, print)| (WeakTensor::new(&leaf), print)).collect();
         drop(graph);
         self.note_escaped(leaves);
@@ -211,6 +213,7 @@ impl<'m> Call<'_, 'm> {
             captured: captured.into_iter().filter(|(leaf, _)| leaf.upgrade().is_some()).collect(),
             inputs,
             outputs,
+            values,
             recorded: recorded.to_vec(),
             node,
         });
@@ -253,87 +256,5 @@ impl<'m> Call<'_, 'm> {
             saved.push(Some(kept.saved));
         }
         Ok((saved, records))
-    }
-
-    fn check_inputs(&self) -> Result<(), ReplayError> {
-        let block = || self.label.block.to_string();
-        if self.inputs.iter().all(Option::is_none) {
-            return Err(ReplayError::NoInput { block: block() });
-        }
-        for (name, input) in self.label.inputs.iter().zip(self.inputs) {
-            let Some(input) = input else { continue };
-            if !input.defined() {
-                return Err(ReplayError::UndefinedInput { block: block(), input: name.clone() });
-            }
-            self.check_device(|| format!("input `{name}`"), input.device())?;
-        }
-        Ok(())
-    }
-
-    /// Inference tensors have no version counter, so a change could not be noticed.
-    fn check_versioned(&self) -> Result<(), ReplayError> {
-        match self.inputs.iter().position(|input| input.is_some_and(Tensor::is_inference)) {
-            Some(i) => Err(ReplayError::InferenceInput {
-                block: self.label.block.to_string(),
-                input: self.label.inputs[i].clone(),
-            }),
-            None => Ok(()),
-        }
-    }
-
-    fn check_outputs(&self, outputs: &[Tensor]) -> Result<(), ReplayError> {
-        for (output, tensor) in outputs.iter().enumerate() {
-            if !tensor.defined() {
-                return Err(ReplayError::UndefinedOutput { block: self.label.block.to_string(), output });
-            }
-            self.check_device(|| format!("output {output}"), tensor.device())?;
-        }
-        Ok(())
-    }
-
-    fn check_device(&self, tensor: impl Fn() -> String, device: Device) -> Result<(), ReplayError> {
-        let error = |expected: String| ReplayError::Device {
-            block: self.label.block.to_string(),
-            tensor: tensor(),
-            found: format!("{device:?}"),
-            expected,
-        };
-        match (device, self.state.cuda.get()) {
-            (Device::Cpu, _) => Ok(()),
-            (Device::Cuda(_), None) => {
-                self.state.cuda.set(Some(device));
-                Ok(())
-            }
-            (Device::Cuda(_), Some(known)) if known == device => Ok(()),
-            (Device::Cuda(_), Some(known)) => Err(error(format!("{known:?}"))),
-            _ => Err(error("Cpu or Cuda".to_owned())),
-        }
-    }
-
-    /// The forward must leave everything that a replay starts from as it was.
-    fn check_unwritten(
-        &self,
-        prints: &[Option<Fingerprint>],
-        leaves: &[Option<Tensor>],
-        variables: &Rc<Snapshot>,
-    ) -> Result<(), ReplayError> {
-        let block = || self.label.block.to_string();
-        let now = self.prints()?;
-        let cut = |i: usize| {
-            prints[i].is_some_and(|print| print.requires_grad) && !leaves[i].as_ref().is_some_and(Tensor::requires_grad)
-        };
-        if let Some(i) = (0..now.len()).find(|&i| now[i] != prints[i] || cut(i)) {
-            return Err(ReplayError::InputWritten { block: block(), input: self.label.inputs[i].clone() });
-        }
-        if self.state.variable_count() != variables.count() {
-            return Err(ReplayError::VariableAdded { block: block() });
-        }
-        if let Some(change) = self.label.written(variables)? {
-            return Err(change);
-        }
-        if self.label.buffers {
-            self.state.watch.updated(variables).in_block(&self.label.block, "read the variables")?;
-        }
-        Ok(())
     }
 }

@@ -1,6 +1,7 @@
 //! What a user's model needs around a block, beyond what the library restores by itself.
 
 use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::rc::Rc;
 
 use crate::error::{Pass, ReplayError};
@@ -84,8 +85,25 @@ impl<C: ReplayContext> AnyContext for C {
 /// The contexts around a body, from the outermost block's to its own.
 pub(crate) type Contexts<'m> = Vec<Rc<dyn AnyContext + 'm>>;
 
+/// [`run_within`], and LibTorch's panic about a leaf that is changed in place becomes an error that names the block.
+pub(crate) fn run_body<T>(
+    contexts: &[Rc<dyn AnyContext + '_>],
+    block: &str,
+    pass: Pass,
+    body: impl FnOnce() -> Result<T, BoxError>,
+) -> Result<T, ReplayError> {
+    const IN_PLACE: &str = "leaf Variable that requires grad is being used in an in-place operation";
+    match catch_unwind(AssertUnwindSafe(|| run_within(contexts, block, pass, body))) {
+        Ok(outcome) => outcome,
+        Err(payload) if payload.downcast_ref::<String>().is_some_and(|text| text.contains(IN_PLACE)) => {
+            Err(ReplayError::InPlace { block: block.to_owned() })
+        }
+        Err(payload) => resume_unwind(payload),
+    }
+}
+
 /// Runs `body` inside the scopes of all `contexts`, and tells errors of a context from those of the body.
-pub(crate) fn run_within<T>(
+fn run_within<T>(
     contexts: &[Rc<dyn AnyContext + '_>],
     block: &str,
     pass: Pass,

@@ -190,6 +190,35 @@ pub enum ReplayError {
         what: &'static str,
     },
 
+    /// A block drew random numbers in a rollout that keeps no state of the generators.
+    #[error(
+        "replay block `{block}` draws random numbers, and its rollout does not preserve the state of the generators\nleave out `preserve_rng_state(false)`, or draw outside of blocks and pass the numbers as an input"
+    )]
+    RandomWithoutState {
+        /// The block.
+        block: String,
+    },
+
+    /// A block computed on a CUDA device that the rollout did not know of when it began.
+    #[error(
+        "replay block `{block}` computes on {device}, and neither inputs nor variables are there\nsay so before: `Rollout::builder(&vs).device(device)` keeps the device's random number generator"
+    )]
+    UnknownDevice {
+        /// The block.
+        block: String,
+        /// The device.
+        device: String,
+    },
+
+    /// A body changed a tensor that requires grad in place.
+    #[error(
+        "replay block `{block}` changes an input or a variable that requires grad in place, which autograd cannot follow\nwork on a copy inside the block: `x.copy()`"
+    )]
+    InPlace {
+        /// The block.
+        block: String,
+    },
+
     /// The replay drew another amount of random numbers than the forward.
     #[error(
         "replay block `{block}` drew other random numbers in its replay than in its forward ({device} generator)\nit must draw the same ones each time it runs"
@@ -214,6 +243,19 @@ pub enum ReplayError {
         expected: String,
         /// As the replay has it.
         found: String,
+    },
+
+    /// The replay computed other values than the forward.
+    #[error(
+        "replay block `{block}` returned other values in its replay: output {output} differs by up to {difference:e}\nit must read nothing that changes between the two: pass it as an input, or restore it by a context"
+    )]
+    ValuesDiffer {
+        /// The block.
+        block: String,
+        /// The position of the output, from 0.
+        output: usize,
+        /// The largest absolute difference; not a number where one of the two is not.
+        difference: f64,
     },
 
     /// `backward` was given something else than one number.

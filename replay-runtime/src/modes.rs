@@ -1,11 +1,9 @@
-//! The modes of a thread that change what an operation computes, restored by guards, also on unwind; and the
-//! generators of random numbers.
+//! The modes of a thread that change what an operation computes, restored by guards, also on unwind.
 
 use std::marker::PhantomData;
 
-use tch::{Device, Kind, Tensor};
+use tch::{Device, Kind};
 
-use crate::error::{InBlock, ReplayError};
 use crate::ffi::{self, Modes, ShimError};
 
 /// Sets the thread's modes, and puts back those it found when it is dropped.
@@ -37,88 +35,6 @@ impl Drop for ModesGuard {
             let _ = ffi::autocast_clear_cache();
         }
         let _ = self.before.set();
-    }
-}
-
-/// Where a block's random numbers came from.
-pub(crate) struct RngSnapshot {
-    device: Device,
-    /// The state before the forward; `None` where the forward drew nothing.
-    before: Option<Tensor>,
-    /// The hash of the state after it.
-    after: u64,
-}
-
-/// A generator's state before a forward. Dropped, which is what happens when the forward fails, it puts it back.
-pub(crate) struct RngBefore {
-    device: Device,
-    state: Option<Tensor>,
-}
-
-impl RngBefore {
-    pub(crate) fn take(device: Device) -> Result<Self, ShimError> {
-        Ok(Self { device, state: Some(ffi::rng_get(device)?) })
-    }
-
-    /// The forward has succeeded: compares with the state after it, and keeps what a replay needs.
-    pub(crate) fn after_forward(mut self) -> Result<RngSnapshot, ShimError> {
-        let after = ffi::bytes_hash(&ffi::rng_get(self.device)?);
-        let before = self.state.take().filter(|state| ffi::bytes_hash(state) != after);
-        Ok(RngSnapshot { device: self.device, before, after })
-    }
-}
-
-impl Drop for RngBefore {
-    fn drop(&mut self) {
-        if let Some(state) = &self.state {
-            let _ = ffi::rng_set(self.device, state);
-        }
-    }
-}
-
-/// Sets a generator to where the forward found it, and back to where the replay found it when dropped.
-pub(crate) struct RngGuard {
-    device: Device,
-    caller: Tensor,
-    /// The hashes of the states in which the replay may leave it: as the forward did, or, where that drew nothing, as
-    /// it found it.
-    expected: [u64; 2],
-    drew: bool,
-}
-
-impl RngGuard {
-    pub(crate) fn enter(snapshot: &RngSnapshot) -> Result<Self, ShimError> {
-        let device = snapshot.device;
-        let caller = ffi::rng_get(device)?;
-        let expected = match &snapshot.before {
-            Some(state) => {
-                ffi::rng_set(device, state)?;
-                [snapshot.after; 2]
-            }
-            None => [snapshot.after, ffi::bytes_hash(&caller)],
-        };
-        Ok(Self { device, caller, expected, drew: snapshot.before.is_some() })
-    }
-
-    /// An error if the replay did not leave the generator where the forward did.
-    pub(crate) fn check(&mut self, block: &str) -> Result<(), ReplayError> {
-        let now = ffi::rng_get(self.device).in_block(block, "read the random number generator")?;
-        let now = ffi::bytes_hash(&now);
-        // The body may have seeded it: then there is something to put back.
-        self.drew |= now != self.expected[1];
-        if self.expected.contains(&now) {
-            return Ok(());
-        }
-        Err(ReplayError::RngDiverged { block: block.to_owned(), device: format!("{:?}", self.device) })
-    }
-}
-
-impl Drop for RngGuard {
-    fn drop(&mut self) {
-        // Where nothing was drawn there is nothing to put back, and another thread may have drawn meanwhile.
-        if self.drew {
-            let _ = ffi::rng_set(self.device, &self.caller);
-        }
     }
 }
 

@@ -5,12 +5,13 @@ use std::any::Any;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
-use crate::context::{ReplayingGuard, run_within};
+use crate::context::{ReplayingGuard, run_body};
 use crate::error::{InBlock, Pass, ReplayError};
 use crate::ffi::{self, NodeState, Replayed, Replayer, SavedTensor, ShimError};
-use crate::modes::{ModesGuard, RngGuard};
+use crate::modes::ModesGuard;
+use crate::rng::ReplayRng;
 use crate::state::{Entry, Failure, OutputRecord, State};
 use crate::variables::{self, Snapshot, difference};
 
@@ -61,16 +62,16 @@ impl<'m> State<'m> {
     /// differentiated, which happens under the caller's, as in plain autograd.
     fn run_again(&self, entry: &Entry<'m>, leaves: &[Option<Tensor>]) -> Result<Vec<Tensor>, ReplayError> {
         let block = &*entry.label.block;
-        let generators = entry.rng.iter().map(RngGuard::enter).collect::<Result<Vec<_>, _>>();
-        let mut generators = generators.in_block(block, "set the random number generator")?;
+        let mut generators = ReplayRng::begin(&entry.rng).in_block(block, "set the random number generator")?;
         let modes = ModesGuard::enter(&entry.modes).in_block(block, "set the thread's modes")?;
         let pass = self.enter(Pass::Replay, entry.contexts.clone());
         let replaying = ReplayingGuard::enter();
-        let outputs = run_within(&entry.contexts, block, Pass::Replay, || (entry.body)(&self.handle(), leaves));
+        let outputs = run_body(&entry.contexts, block, Pass::Replay, || (entry.body)(&self.handle(), leaves));
         drop((replaying, pass, modes));
         let outputs = outputs?;
-        generators.iter_mut().try_for_each(|generator| generator.check(block))?;
+        generators.check(block)?;
         entry.check_outputs(&outputs)?;
+        entry.check_values(&outputs)?;
         Ok(outputs)
     }
 }
@@ -162,6 +163,19 @@ impl Entry<'_> {
         Ok(())
     }
 
+    fn check_values(&self, outputs: &[Tensor]) -> Result<(), ReplayError> {
+        let values = self.values.iter().flatten();
+        let differs = |(_, (output, value)): &(usize, (&Tensor, &Tensor))| !ffi::same_bits(output, value);
+        match outputs.iter().zip(values).enumerate().find(differs) {
+            None => Ok(()),
+            Some((i, (output, value))) => Err(ReplayError::ValuesDiffer {
+                block: self.label.block.to_string(),
+                output: i,
+                difference: largest_difference(output, value),
+            }),
+        }
+    }
+
     /// The outputs to differentiate with the gradients that arrived for them, and the leaves of the inputs.
     fn hand_back(
         &self,
@@ -182,6 +196,14 @@ impl Entry<'_> {
         }
         Ok(())
     }
+}
+
+fn largest_difference(a: &Tensor, b: &Tensor) -> f64 {
+    let wide = |tensor: &Tensor| {
+        let kind = if tensor.is_complex() { Kind::ComplexDouble } else { Kind::Double };
+        tensor.detach().to_dense(None::<Kind>, false).to_kind(kind)
+    };
+    tch::no_grad(|| (wide(a) - wide(b)).abs().max().double_value(&[]))
 }
 
 /// What the engine reported, as far as no block's own failure says more.

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::sync::OnceLock;
 use std::time::Instant;
 
-use tch::Tensor;
+use tch::{Device, Tensor};
 
 use crate::accumulator::Transaction;
 use crate::block::Call;
@@ -18,7 +18,7 @@ use crate::options::BlockOptions;
 use crate::output::ReplayOutput;
 use crate::replay::engine_error;
 use crate::report::RolloutReport;
-use crate::state::{Escaped, Failure, Label, Options, State};
+use crate::state::{Check, Escaped, Failure, Label, Options, State};
 use crate::store::{ParameterStore, Store};
 
 /// One pass of a model over its own outputs, differentiated as a whole in the memory of one block.
@@ -65,15 +65,14 @@ impl<'m> Rollout<'m> {
 
     /// A rollout with choices, or over several stores.
     pub fn builder(store: &'m impl ParameterStore) -> RolloutBuilder<'m> {
-        let options = Options { inference: false, offload: false, transaction: true };
-        RolloutBuilder { stores: vec![store], options }
+        RolloutBuilder { stores: vec![store], options: Options::default(), device: None }
     }
 
     /// A rollout that records nothing: blocks, nested ones too, run as plain calls without gradients. It needs no
     /// store, and [`backward`](Self::backward) on it is an error.
     #[must_use]
     pub fn inference() -> Self {
-        Self::of(State::new(Vec::new(), Options { inference: true, offload: false, transaction: true }))
+        Self::of(State::new(Vec::new(), Options { inference: true, ..Options::default() }))
     }
 
     /// Runs `body` as a block, without a name in the [registry](crate::blocks): for models built from closures
@@ -213,7 +212,7 @@ impl<'m> Rollout<'m> {
     /// tensors that blocks captured, and the leaves of the graph around the blocks, among which none may belong to the
     /// inside of a block.
     fn leaves(&self, loss: &Tensor) -> Result<Vec<Tensor>, ReplayError> {
-        let around = ffi::leaves([loss]).map_err(|error| ReplayError::Backward { source: error.into() })?;
+        let around = ffi::graph([loss]).map_err(|error| ReplayError::Backward { source: error.into() })?.leaves;
         let escaped = self.state.escaped.borrow();
         if let Some(Escaped { block, input, .. }) = around.iter().find_map(|(identity, _)| escaped.get(identity)) {
             return Err(ReplayError::Escaped { block: block.to_string(), input: input.clone() });
@@ -225,6 +224,8 @@ impl<'m> Rollout<'m> {
     }
 
     fn of(state: Rc<State<'m>>) -> Self {
+        // Without it, which needs memory for a thread-local, this thread would pass for one without rollouts.
+        let _ = ffi::register_thread();
         Self { state, owner: true, _model: PhantomData }
     }
 }
@@ -248,6 +249,7 @@ impl std::fmt::Debug for Rollout<'_> {
 pub struct RolloutBuilder<'m> {
     stores: Vec<&'m dyn Store>,
     options: Options,
+    device: Option<Device>,
 }
 
 impl<'m> RolloutBuilder<'m> {
@@ -272,10 +274,45 @@ impl<'m> RolloutBuilder<'m> {
         self
     }
 
+    /// What of a replay's outputs is compared with the forward's. Default: [`Check::Metadata`].
+    pub fn check(mut self, check: Check) -> Self {
+        self.options.check = check;
+        self
+    }
+
+    /// Whether replays draw the random numbers of their forwards. Default: on. Off, nothing of the generators is
+    /// kept, 5 KB for each block that draws, and a block that draws is an error.
+    pub fn preserve_rng_state(mut self, preserve: bool) -> Self {
+        self.options.rng.preserve = preserve;
+        self
+    }
+
+    /// Whether blocks that draw random numbers wait for each other while several threads have rollouts. Default: on,
+    /// since LibTorch has one CPU generator for the whole process.
+    ///
+    /// From its first draw to its end such a block holds a lock, so a body must not wait for another thread's block
+    /// that draws. Off, blocks run side by side, and the outputs of those that draw are compared bit for bit instead: where
+    /// another thread's draws have come in between, `backward` is an error. Choose the same for all rollouts of a
+    /// process.
+    pub fn serialize_rng(mut self, serialize: bool) -> Self {
+        self.options.rng.serialize = serialize;
+        self
+    }
+
+    /// The device of the rollout. Only needed where neither inputs nor variables of the first blocks say so: a block
+    /// with all of these on the CPU that computes on a CUDA device otherwise ends in an error, since the device's
+    /// generator was not kept before it.
+    pub fn device(mut self, device: Device) -> Self {
+        self.device = Some(device);
+        self
+    }
+
     /// The rollout.
     #[must_use]
     pub fn build(self) -> Rollout<'m> {
-        Rollout::of(State::new(self.stores, self.options))
+        let state = State::new(self.stores, self.options);
+        state.cuda.set(self.device.filter(|device| device.is_cuda()));
+        Rollout::of(state)
     }
 }
 

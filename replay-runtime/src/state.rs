@@ -15,9 +15,9 @@ use crate::buffers::Watch;
 use crate::context::Contexts;
 use crate::error::{InBlock, Pass, ReplayError};
 use crate::ffi::{Fingerprint, Graveyard, Modes, NodeState, ShimError, WeakTensor};
-use crate::modes::RngSnapshot;
 use crate::output::BoxError;
 use crate::report::Ledger;
+use crate::rng::{RngPolicy, RngRecord};
 use crate::saved::SavedInputs;
 use crate::store::{self, Store};
 use crate::variables::{Change, Snapshot};
@@ -56,11 +56,13 @@ pub(crate) struct Entry<'m> {
     pub(crate) body: Rc<Body<'m>>,
     pub(crate) contexts: Contexts<'m>,
     pub(crate) modes: Modes,
-    pub(crate) rng: Vec<RngSnapshot>,
+    pub(crate) rng: RngRecord,
     pub(crate) variables: Rc<Snapshot>,
     pub(crate) captured: Vec<(WeakTensor, Fingerprint)>,
     pub(crate) inputs: Vec<Option<InputRecord>>,
     pub(crate) outputs: Vec<OutputRecord>,
+    /// Copies of the outputs, where they are compared.
+    pub(crate) values: Option<Vec<Tensor>>,
     /// The positions of the outputs that the node stands before.
     pub(crate) recorded: Vec<usize>,
     pub(crate) node: Arc<NodeState>,
@@ -108,6 +110,18 @@ impl fmt::Display for OutputRecord {
     }
 }
 
+/// What of a replay's outputs is compared with the forward's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Check {
+    /// Number, shape, kind, device and `requires_grad`.
+    #[default]
+    Metadata,
+    /// The values too, bit for bit. Finds a block that reads something which has changed unseen; costs a copy of each
+    /// output until its block is replayed, and the comparison.
+    Values,
+}
+
 /// Choices of the builder.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Options {
@@ -117,6 +131,15 @@ pub(crate) struct Options {
     pub(crate) offload: bool,
     /// A failed backward pass puts old gradients back.
     pub(crate) transaction: bool,
+    pub(crate) check: Check,
+    pub(crate) rng: RngPolicy,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        let rng = RngPolicy { preserve: true, serialize: true };
+        Self { inference: false, offload: false, transaction: true, check: Check::default(), rng }
+    }
 }
 
 /// Why a backward pass failed, kept while the failure travels through the engine.

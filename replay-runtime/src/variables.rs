@@ -64,11 +64,7 @@ pub(crate) struct Change {
 
 impl Snapshot {
     /// Takes one, sharing with `last` what has not changed; what has, a block changed if `by_block`.
-    pub(crate) fn take(
-        stores: &[&dyn Store],
-        last: Option<&Rc<Self>>,
-        by_block: bool,
-    ) -> Result<Rc<Self>, ShimError> {
+    pub(crate) fn take(stores: &[&dyn Store], last: Option<&Rc<Self>>, by_block: bool) -> Result<Rc<Self>, ShimError> {
         let count = store::count(stores);
         match last {
             Some(last) if last.count == count && by_block => last.after_block(),

@@ -248,6 +248,36 @@ fn a_block_that_writes_its_input_is_an_error() {
     assert!(error.to_string().contains("`state.copy()`"), "{error}");
 }
 
+/// LibTorch refuses to change a leaf that requires grad, and its panic does not say where.
+#[test]
+fn a_block_that_writes_an_input_or_a_variable_that_requires_grad_is_named() {
+    let write = |act: &dyn Fn(&nn::Linear, &Tensor) -> Tensor| {
+        let setup = Setup::new(linear);
+        let input = x().set_requires_grad(true).sin();
+        let before = input.copy();
+        let rollout = Rollout::new(&setup.vs);
+        let error = rollout.block("step", &[("x", &input)], |_, i| act(&setup.model, &i[0])).unwrap_err();
+        assert!(same_bits(&before, &input), "nothing was written");
+        let y = rollout.block("next", &[("x", &input)], |_, i| setup.model.forward(&i[0])).unwrap();
+        rollout.backward(&y.sum(Kind::Float)).unwrap();
+        error
+    };
+    let errors = [
+        write(&|model, i| model.forward(&i.shallow_clone().g_mul_scalar_(2.0))),
+        write(&|model, i| model.forward(&i.narrow(0, 0, 2).g_mul_scalar_(2.0))),
+        write(&|model, i| model.forward(i) + model.ws.shallow_clone().g_mul_scalar_(2.0).sum(Kind::Float)),
+    ];
+    for error in errors {
+        assert!(matches!(&error, ReplayError::InPlace { block } if block == "step"), "{error:?}");
+        assert!(error.to_string().contains("copy()"), "{error}");
+    }
+    let fallible = |i: &[Tensor]| i[0].shallow_clone().f_mul_(&i[0].detach());
+    let setup = Setup::new(linear);
+    let input = x().set_requires_grad(true);
+    let error = Rollout::new(&setup.vs).block("step", &[("x", &input)], |_, i| fallible(i)).unwrap_err();
+    assert!(error.to_string().contains("`step`") && error.to_string().contains("in-place"), "{error}");
+}
+
 #[test]
 fn a_block_that_writes_a_view_of_its_input_is_an_error() {
     let error = write(|_, i| drop(i[0].narrow(0, 1, 1).zero_()));
@@ -258,7 +288,7 @@ fn a_block_that_writes_a_view_of_its_input_is_an_error() {
 fn a_block_that_writes_a_parameter_is_an_error() {
     let error = write(|(linear, _), _| tch::no_grad(|| drop(linear.ws.shallow_clone().g_mul_scalar_(0.5))));
     assert!(
-        matches!(&error, ReplayError::VariableWritten { block, variable } if block == "step" && variable == "weight")
+        matches!(&error, ReplayError::VariableWritten { block, variable, .. } if block == "step" && variable == "weight")
     );
     assert!(error.to_string().contains("`weight`"), "{error}");
 }
@@ -272,7 +302,7 @@ fn a_block_that_replaces_a_parameters_data_is_an_error() {
 #[test]
 fn a_block_that_writes_a_buffer_is_an_error() {
     let error = write(|(_, offset), _| drop(offset.shallow_clone().g_add_scalar_(1.0)));
-    assert!(matches!(&error, ReplayError::VariableWritten { variable, .. } if variable == "offset"), "{error:?}");
+    assert!(matches!(&error, ReplayError::BufferWritten { variable, .. } if variable == "offset"), "{error:?}");
 }
 
 #[test]
@@ -283,9 +313,10 @@ fn a_normalisation_layer_in_train_mode_is_an_error_and_its_statistics_are_put_ba
     let rollout = Rollout::new(&setup.vs);
     let error = rollout.block("step", &[("x", &x())], |_, i| norm.forward_t(&i[0], true)).unwrap_err();
     assert!(
-        matches!(&error, ReplayError::VariableWritten { block, variable } if block == "step" && variable == "norm.running_mean")
+        matches!(&error, ReplayError::BufferWritten { block, variable } if block == "step" && variable == "norm.running_mean")
     );
-    assert!(error.to_string().contains("eval mode"), "{error}");
+    let text = error.to_string();
+    assert!(text.contains("replay_block(buffers)") && text.contains("eval mode"), "{text}");
     assert!(same_bits(&before.0, &norm.running_mean) && same_bits(&before.1, &norm.running_var));
 
     let y = rollout.block("step", &[("x", &x())], |_, i| norm.forward_t(&i[0], false)).unwrap();
@@ -351,7 +382,7 @@ fn a_buffer_that_was_put_back_is_no_change_for_earlier_blocks() {
     let rollout = Rollout::new(&setup.vs);
     let y = rollout.block("first", &[("x", &x())], |_, i| linear.forward(&i[0])).unwrap();
     let error = rollout.block("norm", &[("y", &y)], |_, i| norm.forward_t(&i[0], true)).unwrap_err();
-    assert!(matches!(error, ReplayError::VariableWritten { .. }), "{error}");
+    assert!(matches!(error, ReplayError::BufferWritten { .. }), "{error}");
     let z = rollout.block("norm", &[("y", &y)], |_, i| norm.forward_t(&i[0], false)).unwrap();
     rollout.backward(&z.square().sum(Kind::Float)).unwrap();
 }

@@ -5,16 +5,18 @@
 //! leaves a callback.
 
 mod node;
+mod rng;
 mod state;
 mod sys;
 mod tensor;
 
 pub(crate) use node::{
-    Graveyard, NodeState, Replayed, Replayer, attach, backward, barrier, captured_leaves, leaves, sequence,
+    Graveyard, NodeState, Replayed, Replayer, attach, backward, barrier, graph, graph_since, sequence,
 };
+pub(crate) use rng::{DrawLock, DrawWatch, bytes_hash, register_thread, rng_get, rng_set, several_threads};
 pub(crate) use state::{
-    Fingerprint, Modes, SavedTensor, WeakTensor, autocast_clear_cache, autocast_enter, autocast_leave, bytes_hash,
-    has_cuda, inference_mode, library_version, load_library, rng_get, rng_set,
+    Fingerprint, Modes, SavedTensor, WeakTensor, autocast_clear_cache, autocast_enter, autocast_leave, has_cuda,
+    inference_mode, library_version, load_library,
 };
 pub(crate) use tensor::{
     add_grad, detach_output, fingerprint, grad, identity, nbytes, put_values, same_bits, set_grad, storage, take_grad,

@@ -8,7 +8,7 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tch::Tensor;
+use tch::{Device, Tensor};
 use torch_sys::C_tensor;
 
 use super::sys::{self, CReplayed, NodeCallbacks};
@@ -132,27 +132,32 @@ pub(crate) fn backward(rollout: u64, replayer: &dyn Replayer, loss: &Tensor) -> 
 /// `kAnyAge` in `cpp/node.h`.
 const ANY_AGE: u64 = u64::MAX;
 
-/// The leaves that the graphs of `roots` accumulate into, by identity, each once.
-pub(crate) fn leaves<'t>(roots: impl IntoIterator<Item = &'t Tensor>) -> Result<Vec<(usize, Tensor)>, ShimError> {
+/// What a walk over graphs finds.
+pub(crate) struct Graph {
+    /// The leaves that they accumulate into, by identity, each once.
+    pub(crate) leaves: Vec<(usize, Tensor)>,
+    /// A CUDA device on which they compute.
+    pub(crate) cuda: Option<Device>,
+}
+
+/// Follows the graphs of `roots`.
+pub(crate) fn graph<'t>(roots: impl IntoIterator<Item = &'t Tensor>) -> Result<Graph, ShimError> {
     walk(&raw(roots), ANY_AGE)
 }
 
-/// The number that the next node made on this thread will get; for [`captured_leaves`].
+/// The number that the next node made on this thread will get; for [`graph_since`].
 pub(crate) fn sequence() -> u64 {
     // SAFETY: reads a thread-local counter.
     unsafe { sys::replay_sequence() }
 }
 
-/// [`leaves`], and an error with [`Code::Captured`](super::Code::Captured) and the name of the node when a graph
+/// [`graph`], and an error with [`Code::Captured`](super::Code::Captured) and the name of the node when a graph
 /// reaches one that this thread made before `since`.
-pub(crate) fn captured_leaves<'t>(
-    roots: impl IntoIterator<Item = &'t Tensor>,
-    since: u64,
-) -> Result<Vec<(usize, Tensor)>, ShimError> {
+pub(crate) fn graph_since<'t>(roots: impl IntoIterator<Item = &'t Tensor>, since: u64) -> Result<Graph, ShimError> {
     walk(&raw(roots), since)
 }
 
-fn walk(roots: &[*const C_tensor], since: u64) -> Result<Vec<(usize, Tensor)>, ShimError> {
+fn walk(roots: &[*const C_tensor], since: u64) -> Result<Graph, ShimError> {
     extern "C" fn visit(context: *mut c_void, identity: usize, variable: *const C_tensor) {
         // SAFETY: `context` is the vector below, which nobody else uses during the walk; `variable` is borrowed
         // for this call and copied by its count. Nothing here unwinds but running out of memory, which aborts.
@@ -161,10 +166,14 @@ fn walk(roots: &[*const C_tensor], since: u64) -> Result<Vec<(usize, Tensor)>, S
             found.push((identity, Tensor::clone_from_ptr(variable.cast_mut())));
         }
     }
-    let mut found: Vec<(usize, Tensor)> = Vec::new();
+    let mut leaves: Vec<(usize, Tensor)> = Vec::new();
+    let mut cuda: c_int = -1;
     // SAFETY: the roots are borrowed for the call, and `visit` gets the vector only while it runs.
-    check(unsafe { sys::replay_leaves(roots.as_ptr(), roots.len(), since, visit, (&raw mut found).cast()) })?;
-    Ok(found)
+    check(unsafe {
+        let context = (&raw mut leaves).cast();
+        sys::replay_leaves(roots.as_ptr(), roots.len(), since, visit, context, &raw mut cuda)
+    })?;
+    Ok(Graph { leaves, cuda: usize::try_from(cuda).ok().map(Device::Cuda) })
 }
 
 extern "C" fn run(

@@ -1,4 +1,4 @@
-//! Saved inputs, thread modes, random number generators, and the library itself.
+//! Saved inputs, thread modes, and the library itself.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::ptr::NonNull;
@@ -132,7 +132,7 @@ pub(crate) fn inference_mode() -> bool {
 }
 
 /// LibTorch's number of a device's type, and its index.
-fn device_code(device: Device) -> (c_int, c_int) {
+pub(super) fn device_code(device: Device) -> (c_int, c_int) {
     match device {
         Device::Cuda(index) => (1, c_int::try_from(index).unwrap_or(c_int::MAX)),
         _ => (0, -1),
@@ -153,26 +153,6 @@ pub(crate) fn autocast_leave(device: Device, enabled: bool, dtype: i8) -> Result
 pub(crate) fn autocast_clear_cache() -> Result<(), ShimError> {
     // SAFETY: no arguments; the cache has a lock of its own.
     check(unsafe { sys::replay_autocast_clear_cache() })
-}
-
-/// The state of the device's default generator.
-pub(crate) fn rng_get(device: Device) -> Result<Tensor, ShimError> {
-    let (kind, index) = device_code(device);
-    // SAFETY: the generator is read under its own lock; the result is new.
-    unsafe { returned_some(|out| sys::replay_rng_get(kind, index, out)) }
-}
-
-/// Sets the state of the device's default generator.
-pub(crate) fn rng_set(device: Device, state: &Tensor) -> Result<(), ShimError> {
-    let (kind, index) = device_code(device);
-    // SAFETY: `state` is borrowed for the call; the generator copies it under its own lock, after checking it.
-    check(unsafe { sys::replay_rng_set(kind, index, state.as_ptr()) })
-}
-
-/// A hash of the bytes of a contiguous CPU tensor.
-pub(crate) fn bytes_hash(tensor: &Tensor) -> u64 {
-    // SAFETY: reads the bytes of a contiguous CPU tensor, after checking that it is one; exceptions are caught inside.
-    unsafe { sys::replay_bytes_hash(tensor.as_ptr()) }
 }
 
 /// Whether LibTorch has CUDA. The first answer is final for the process.

@@ -1,4 +1,4 @@
-//! The `extern "C"` functions of `cpp/node.h` and `cpp/state.h`, where each is described.
+//! The `extern "C"` functions of `cpp/node.h`, `cpp/rng.h` and `cpp/state.h`, where each is described.
 
 use std::ffi::{c_char, c_int, c_void};
 use torch_sys::C_tensor;
@@ -15,7 +15,7 @@ macro_rules! opaque {
     )*};
 }
 
-opaque!(CReplayed, CSaved, CWeak);
+opaque!(CReplayed, CSaved, CWatch, CWeak);
 
 #[repr(C)]
 pub(super) struct NodeCallbacks {
@@ -61,6 +61,7 @@ unsafe extern "C" {
         since: u64,
         visit: extern "C" fn(context: *mut c_void, identity: usize, variable: *const C_tensor),
         context: *mut c_void,
+        cuda_index: *mut c_int,
     ) -> c_int;
 
     pub(super) fn replay_detach_output(tensor: *const C_tensor, aliases: c_int, out: *mut *mut C_tensor) -> c_int;
@@ -92,6 +93,13 @@ unsafe extern "C" {
     pub(super) fn replay_rng_get(device_type: c_int, index: c_int, out: *mut *mut C_tensor) -> c_int;
     pub(super) fn replay_rng_set(device_type: c_int, index: c_int, state: *const C_tensor) -> c_int;
     pub(super) fn replay_bytes_hash(tensor: *const C_tensor) -> u64;
+    pub(super) fn replay_draws_register() -> c_int;
+    pub(super) fn replay_draws_shared() -> c_int;
+    pub(super) fn replay_draws_hold();
+    pub(super) fn replay_draws_release();
+    pub(super) fn replay_watch_begin(cuda_index: c_int, out: *mut *mut CWatch) -> c_int;
+    pub(super) fn replay_watch_state(watch: *const CWatch, device_type: c_int, out: *mut *mut C_tensor) -> c_int;
+    pub(super) fn replay_watch_end(watch: *mut CWatch);
     pub(super) fn replay_has_cuda() -> c_int;
     pub(super) fn replay_version(out: *mut c_char, capacity: usize) -> c_int;
 }

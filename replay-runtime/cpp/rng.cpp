@@ -1,0 +1,189 @@
+#include "rng.h"
+
+#include <ATen/Context.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/enum_tag.h>
+#include <ATen/record_function.h>
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string_view>
+#include <unordered_set>
+
+namespace replay {
+
+struct Watch {
+  Watch(Watch* outer, int cuda_index) : outer(outer), cuda_index(cuda_index) {}
+  Watch* outer;
+  int cuda_index;
+  bool drew = false;
+  at::Tensor cpu;
+  at::Tensor cuda;
+  std::exception_ptr error;
+};
+
+namespace {
+
+at::Tensor state_of(at::Device device) {
+  auto generator = at::globalContext().defaultGenerator(device);
+  std::lock_guard<std::mutex> lock(generator.mutex());
+  return generator.get_state();
+}
+
+std::atomic<int> threads{0};
+
+// Never destroyed: threads may draw while the process ends.
+std::mutex& drawing() {
+  static auto* mutex = new std::mutex;
+  return *mutex;
+}
+
+// What the calling thread has to do with it.
+thread_local bool registered = false;
+thread_local bool joined = false;
+thread_local int holds = 0;
+thread_local int open_draws = 0; // operations that draw, inside each other
+thread_local Watch* innermost = nullptr;
+
+void hold() {
+  if (holds++ == 0) drawing().lock();
+}
+
+void release() {
+  if (--holds == 0) drawing().unlock();
+}
+
+// The names of all operations that draw, by address: an operation's schema is one object. Those that a library
+// registers after the first call are not among them.
+bool draws(const char* name) {
+  static const auto* names = [] {
+    auto* found = new std::unordered_set<const char*>;
+    auto& dispatcher = c10::Dispatcher::singleton();
+    for (const auto& operation : dispatcher.getAllOpNames()) {
+      const auto handle = dispatcher.findOp(operation);
+      if (handle && handle->hasSchema() && handle->hasTag(at::Tag::nondeterministic_seeded))
+        found->insert(handle->schema().name().c_str());
+    }
+    return found;
+  }();
+  return names->count(name) != 0;
+}
+
+// Outermost first: what an outer block noted must not be younger than what an inner one did.
+void note(Watch* watch) {
+  if (watch == nullptr || watch->drew) return;
+  note(watch->outer);
+  watch->drew = true;
+  hold();
+  try {
+    watch->cpu = state_of(at::kCPU);
+    if (watch->cuda_index >= 0) watch->cuda = state_of(at::Device(at::kCUDA, watch->cuda_index));
+  } catch (...) {
+    watch->error = std::current_exception();
+  }
+}
+
+// LibTorch takes its callbacks along to threads that work for this one, and they have not joined.
+std::unique_ptr<at::ObserverContext> before(const at::RecordFunction& operation) {
+  if (joined && draws(operation.name()) && open_draws++ == 0) {
+    hold();
+    note(innermost);
+  }
+  return nullptr;
+}
+
+void after(const at::RecordFunction& operation, at::ObserverContext*) {
+  if (joined && open_draws > 0 && draws(operation.name()) && --open_draws == 0) release();
+}
+
+void join() {
+  if (joined) return;
+  at::addThreadLocalCallback(at::RecordFunctionCallback(&before, &after).scopes({at::RecordScope::FUNCTION}));
+  joined = true;
+}
+
+struct Registration {
+  Registration() { ++threads; }
+  ~Registration() { --threads; }
+};
+
+} // namespace
+} // namespace replay
+
+using replay::guarded;
+
+namespace {
+at::Device device_of(int device_type, int index) {
+  return at::Device(static_cast<at::DeviceType>(device_type), static_cast<c10::DeviceIndex>(index));
+}
+} // namespace
+
+int replay_rng_get(int device_type, int index, at::Tensor** out) {
+  return guarded([&] { *out = new at::Tensor(replay::state_of(device_of(device_type, index))); });
+}
+
+int replay_rng_set(int device_type, int index, const at::Tensor* state) {
+  return guarded([&] {
+    auto generator = at::globalContext().defaultGenerator(device_of(device_type, index));
+    std::lock_guard<std::mutex> lock(generator.mutex());
+    generator.set_state(*state);
+  });
+}
+
+uint64_t replay_bytes_hash(const at::Tensor* tensor) {
+  uint64_t hash = 0;
+  guarded([&] {
+    TORCH_CHECK(tensor->is_cpu() && tensor->is_contiguous(), "the state of a generator is bytes in host memory");
+    const auto* bytes = static_cast<const char*>(tensor->const_data_ptr());
+    hash = std::hash<std::string_view>{}(std::string_view(bytes, tensor->nbytes()));
+  });
+  return hash;
+}
+
+int replay_draws_register() {
+  return guarded([] {
+    if (!replay::registered) {
+      static thread_local replay::Registration registration;
+      replay::registered = true;
+    }
+    if (replay::threads > 1) replay::join();
+  });
+}
+
+int replay_draws_shared() {
+  return replay::threads > 1;
+}
+
+void replay_draws_hold() {
+  replay::hold();
+}
+
+void replay_draws_release() {
+  replay::release();
+}
+
+int replay_watch_begin(int cuda_index, replay::Watch** out) {
+  return guarded([&] {
+    replay::join();
+    *out = new replay::Watch(replay::innermost, cuda_index);
+    replay::innermost = *out;
+  });
+}
+
+int replay_watch_state(const replay::Watch* watch, int device_type, at::Tensor** out) {
+  return guarded([&] {
+    *out = nullptr;
+    if (watch->error) std::rethrow_exception(watch->error);
+    const auto& state = static_cast<at::DeviceType>(device_type) == at::kCUDA ? watch->cuda : watch->cpu;
+    if (state.defined()) *out = new at::Tensor(state);
+  });
+}
+
+void replay_watch_end(replay::Watch* watch) {
+  replay::innermost = watch->outer;
+  const bool drew = watch->drew;
+  delete watch;
+  if (drew) replay::release();
+}

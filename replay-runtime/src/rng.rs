@@ -1,0 +1,219 @@
+//! The generators of random numbers around a block: where its forward found them, and where its replay must.
+//!
+//! LibTorch has one CPU generator for all threads. While one thread alone has rollouts, their states before and after
+//! a forward tell what it drew, and the lock that it holds meanwhile costs nothing. As soon as a second thread has one,
+//! states say nothing about who drew; then a callback before each operation notes the state and takes the lock when
+//! the block draws for the first time, and blocks that draw nothing run side by side.
+
+use tch::{Device, Tensor};
+
+use crate::error::{InBlock, ReplayError};
+use crate::ffi::{self, DrawLock, DrawWatch, ShimError};
+
+/// How a rollout treats random numbers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RngPolicy {
+    /// Replays draw what forwards drew. Otherwise blocks must not draw.
+    pub(crate) preserve: bool,
+    /// While several threads have rollouts, their blocks draw one after the other.
+    pub(crate) serialize: bool,
+}
+
+impl RngPolicy {
+    /// Only the callback can tell who draws.
+    fn watches(self) -> bool {
+        (self.serialize || !self.preserve) && ffi::several_threads()
+    }
+
+    fn lock(self) -> Option<DrawLock> {
+        self.serialize.then(DrawLock::hold)
+    }
+}
+
+/// What a forward drew.
+pub(crate) struct RngRecord {
+    generators: Vec<Generator>,
+    policy: RngPolicy,
+    /// The only proof that a replay drew the same are its outputs.
+    pub(crate) unproven: bool,
+}
+
+struct Generator {
+    device: Device,
+    /// The state before the forward; `None` where the forward drew nothing.
+    before: Option<Tensor>,
+    /// The hash of the state after it, where it is known.
+    after: Option<u64>,
+}
+
+impl RngRecord {
+    fn drew(&self) -> bool {
+        self.generators.iter().any(|generator| generator.before.is_some())
+    }
+}
+
+/// How a forward finds out what it draws.
+enum Source {
+    States(Vec<Tensor>, #[expect(dead_code, reason = "held until it is dropped")] Option<DrawLock>),
+    Watch(DrawWatch),
+}
+
+/// The generators during a forward. Dropped, which is what happens when the forward fails, it puts them back.
+pub(crate) struct ForwardRng {
+    policy: RngPolicy,
+    devices: Vec<Device>,
+    source: Source,
+    /// Numbers drawn by others may stand between its own.
+    disturbed: bool,
+    succeeded: bool,
+}
+
+impl ForwardRng {
+    pub(crate) fn begin(policy: RngPolicy, cuda: Option<Device>) -> Result<Self, ShimError> {
+        let devices: Vec<_> = [Some(Device::Cpu), cuda].into_iter().flatten().collect();
+        let source = if policy.watches() {
+            Source::Watch(DrawWatch::begin(cuda)?)
+        } else {
+            let lock = policy.lock();
+            Source::States(devices.iter().map(|&device| ffi::rng_get(device)).collect::<Result<_, _>>()?, lock)
+        };
+        let disturbed = !matches!(source, Source::Watch(_)) && !policy.serialize && ffi::several_threads();
+        Ok(Self { policy, devices, source, disturbed, succeeded: false })
+    }
+
+    /// The state before the first draw; `None` if the callback saw none.
+    fn before(&self, i: usize) -> Result<Option<Tensor>, ShimError> {
+        match &self.source {
+            Source::States(states, _) => Ok(Some(states[i].shallow_clone())),
+            Source::Watch(watch) => watch.before(self.devices[i]),
+        }
+    }
+
+    fn generator(&self, i: usize) -> Result<Generator, ShimError> {
+        let device = self.devices[i];
+        let Some(before) = self.before(i)? else { return Ok(Generator { device, before: None, after: None }) };
+        let after = ffi::bytes_hash(&ffi::rng_get(device)?);
+        // Where others draw too, one of them may have put the generator back to where it was.
+        let moved = |state: &Tensor| self.disturbed || ffi::bytes_hash(state) != after;
+        let before = Some(before).filter(moved);
+        Ok(Generator { device, before, after: Some(after) })
+    }
+
+    /// The body has run: what a replay needs of the generators.
+    pub(crate) fn finish(mut self, block: &str) -> Result<RngRecord, ReplayError> {
+        let generators = (0..self.devices.len()).map(|i| self.generator(i)).collect::<Result<_, _>>();
+        let generators = generators.in_block(block, "read the random number generator")?;
+        let record = RngRecord { generators, policy: self.policy, unproven: self.disturbed };
+        if !self.policy.preserve && record.drew() {
+            return Err(ReplayError::RandomWithoutState { block: block.to_owned() });
+        }
+        self.succeeded = true;
+        Ok(record)
+    }
+}
+
+impl Drop for ForwardRng {
+    fn drop(&mut self) {
+        if self.succeeded {
+            return;
+        }
+        for (i, &device) in self.devices.iter().enumerate() {
+            if let Ok(Some(state)) = self.before(i) {
+                let _ = ffi::rng_set(device, &state);
+            }
+        }
+    }
+}
+
+/// The generators during a replay. Dropped, it puts them back to where it found them, and then gives the lock back.
+pub(crate) struct ReplayRng {
+    set: Vec<SetGenerator>,
+    /// Where the forward drew nothing, and the replay must not.
+    watched: Option<(DrawWatch, Vec<Device>)>,
+    _lock: Option<DrawLock>,
+}
+
+struct SetGenerator {
+    device: Device,
+    caller: Tensor,
+    /// The hashes of the states in which the replay may leave it: as the forward did, or, where that drew nothing, as
+    /// it found it. `None`: others draw meanwhile, and any will do.
+    expected: Option<[u64; 2]>,
+    drew: bool,
+}
+
+impl ReplayRng {
+    pub(crate) fn begin(record: &RngRecord) -> Result<Self, ShimError> {
+        let policy = record.policy;
+        if !record.drew() && policy.watches() {
+            let devices: Vec<_> = record.generators.iter().map(|generator| generator.device).collect();
+            let watch = DrawWatch::begin(devices.iter().copied().find(|device| device.is_cuda()))?;
+            return Ok(Self { set: Vec::new(), watched: Some((watch, devices)), _lock: None });
+        }
+        let lock = policy.lock();
+        let set = record.generators.iter().map(|generator| SetGenerator::enter(generator, record.unproven));
+        Ok(Self { set: set.collect::<Result<_, _>>()?, watched: None, _lock: lock })
+    }
+
+    /// An error if the replay did not leave the generators where the forward did.
+    pub(crate) fn check(&mut self, block: &str) -> Result<(), ReplayError> {
+        let diverged = |device| ReplayError::RngDiverged { block: block.to_owned(), device: format!("{device:?}") };
+        if let Some((watch, _)) = &self.watched
+            && watch.before(Device::Cpu).in_block(block, "read the random number generator")?.is_some()
+        {
+            return Err(diverged(Device::Cpu));
+        }
+        for generator in &mut self.set {
+            if !generator.stands().in_block(block, "read the random number generator")? {
+                return Err(diverged(generator.device));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for ReplayRng {
+    fn drop(&mut self) {
+        for generator in self.set.drain(..).filter(|generator| generator.drew) {
+            let _ = ffi::rng_set(generator.device, &generator.caller);
+        }
+        if let Some((watch, devices)) = &self.watched {
+            put_back(watch, devices);
+        }
+    }
+}
+
+/// After a replay that drew although its forward did not.
+fn put_back(watch: &DrawWatch, devices: &[Device]) {
+    for &device in devices {
+        if let Ok(Some(state)) = watch.before(device) {
+            let _ = ffi::rng_set(device, &state);
+        }
+    }
+}
+
+impl SetGenerator {
+    fn enter(generator: &Generator, unproven: bool) -> Result<Self, ShimError> {
+        let device = generator.device;
+        let caller = ffi::rng_get(device)?;
+        let found = ffi::bytes_hash(&caller);
+        let after = generator.after.unwrap_or(found);
+        let expected = match &generator.before {
+            Some(state) => {
+                ffi::rng_set(device, state)?;
+                [after; 2]
+            }
+            None => [after, found],
+        };
+        Ok(Self { device, caller, expected: (!unproven).then_some(expected), drew: generator.before.is_some() })
+    }
+
+    /// Whether it is where it should be.
+    fn stands(&mut self) -> Result<bool, ShimError> {
+        let Some(expected) = self.expected else { return Ok(true) };
+        let now = ffi::bytes_hash(&ffi::rng_get(self.device)?);
+        // The body may have seeded it: then there is something to put back.
+        self.drew |= now != expected[1];
+        Ok(expected.contains(&now))
+    }
+}
