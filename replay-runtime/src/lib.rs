@@ -41,10 +41,12 @@
 //!
 //! # What a block must be
 //!
-//! Its body runs twice (blocks inside blocks more often) and must do the same each time: read its inputs, `#[meta]` data, trainable variables, and
-//! state that a [`ReplayContext`] restores; draw random numbers from LibTorch's default generators only; change
-//! nothing that it reads; hand out what it computes as outputs only; and take gradients of its own with
-//! `Tensor::run_backward`, since a `backward` that reaches variables adds to their `.grad` each time it runs. What of this can be noticed is an error, in the compiler or as a [`ReplayError`].
+//! Its body runs twice (blocks inside blocks more often) and must do the same each time: read its inputs, `#[meta]` data,
+//! trainable variables, and state that a [`ReplayContext`] restores; update non-trainable variables only where it is
+//! marked `buffers`; draw random numbers from LibTorch's default generators only; change nothing else that it reads; hand
+//! out what it computes as outputs only; and take gradients of its own with `Tensor::run_backward`, since a `backward`
+//! that reaches variables adds to their `.grad` each time it runs. What of this can be noticed is an error, in the
+//! compiler or as a [`ReplayError`].
 //! [`is_replaying`] tells code inside a block which run it is in.
 //!
 //! # Exactness

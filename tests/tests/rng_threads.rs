@@ -220,10 +220,10 @@ fn nested_blocks_that_draw_on_several_threads() {
                 (i * &mask, mask)
             };
             let outer = rollout.block("outer", &[("x", &x)], move |rollout, i| {
-                let (h, a) = draw(&i[0]);
-                let (h, b) = rollout.block("inner", &[("h", &h)], move |_, i| draw(&i[0]))?;
-                let (h, c) = draw(&h);
-                Ok::<_, ReplayError>((h, a * b * c))
+                let (h, first) = draw(&i[0]);
+                let (h, second) = rollout.block("inner", &[("h", &h)], move |_, i| draw(&i[0]))?;
+                let (h, third) = draw(&h);
+                Ok::<_, ReplayError>((h, first * second * third))
             });
             let (y, mask) = outer.unwrap();
             rollout.backward(&y.sum(Kind::Float)).unwrap();
