@@ -142,13 +142,13 @@ uint64_t replay_bytes_hash(const at::Tensor* tensor) {
   return hash;
 }
 
-int replay_draws_register() {
-  return guarded([] {
+int replay_draws_register(int join) {
+  return guarded([&] {
     if (!replay::registered) {
       static thread_local replay::Registration registration;
       replay::registered = true;
     }
-    if (replay::threads > 1) replay::join();
+    if (join != 0 && replay::threads > 1) replay::join();
   });
 }
 

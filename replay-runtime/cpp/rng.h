@@ -24,9 +24,9 @@ int replay_rng_set(int device_type, int index, const at::Tensor* state);
 // Hash of the bytes of a CPU tensor.
 uint64_t replay_bytes_hash(const at::Tensor* tensor);
 
-// Counts the calling thread among those with rollouts, until it ends. If it is not alone it joins: its draws wait for
-// those of others that joined, and theirs for its own.
-int replay_draws_register();
+// Counts the calling thread among those with rollouts, until it ends. If it is not alone it joins, if wanted: its draws
+// wait for those of others that joined, and theirs for its own.
+int replay_draws_register(int join);
 // Whether more than one thread is counted.
 int replay_draws_shared();
 

@@ -69,6 +69,8 @@ uint64_t sample_hash(const at::Tensor& tensor) {
 
 // The values as bytes, row by row.
 at::Tensor flat_bytes(const at::Tensor& tensor) {
+  const bool plain = tensor.layout() == at::kStrided && tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+  if (plain && tensor.is_cpu()) return tensor;
   at::Tensor dense = tensor.layout() == at::kStrided ? tensor : tensor.to_dense();
   return dense.resolve_conj().resolve_neg().contiguous().reshape({-1}).view(at::kByte);
 }

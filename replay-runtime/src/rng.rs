@@ -20,9 +20,14 @@ pub(crate) struct RngPolicy {
 }
 
 impl RngPolicy {
+    /// Whether draws of this thread must not come between those of others.
+    pub(crate) fn orders_draws(self) -> bool {
+        self.serialize || !self.preserve
+    }
+
     /// Only the callback can tell who draws.
     fn watches(self) -> bool {
-        (self.serialize || !self.preserve) && ffi::several_threads()
+        self.orders_draws() && ffi::several_threads()
     }
 
     fn lock(self) -> Option<DrawLock> {

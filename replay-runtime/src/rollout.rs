@@ -225,7 +225,7 @@ impl<'m> Rollout<'m> {
 
     fn of(state: Rc<State<'m>>) -> Self {
         // Without it, which needs memory for a thread-local, this thread would pass for one without rollouts.
-        let _ = ffi::register_thread();
+        let _ = ffi::register_thread(state.options.rng.orders_draws());
         Self { state, owner: true, _model: PhantomData }
     }
 }
@@ -290,10 +290,10 @@ impl<'m> RolloutBuilder<'m> {
     /// Whether blocks that draw random numbers wait for each other while several threads have rollouts. Default: on,
     /// since LibTorch has one CPU generator for the whole process.
     ///
-    /// From its first draw to its end such a block holds a lock, so a body must not wait for another thread's block
-    /// that draws. Off, blocks run side by side, and the outputs of those that draw are compared bit for bit instead: where
-    /// another thread's draws have come in between, `backward` is an error. Choose the same for all rollouts of a
-    /// process.
+    /// From its first draw to its end such a block holds a lock, so its body must not wait for another thread that has
+    /// rollouts and draws. A thread counts from its first rollout until it ends, and its draws outside of blocks
+    /// wait too. Off, blocks run side by side, and their outputs are compared bit for bit instead: where another
+    /// thread's draws have come in between, `backward` is an error. Choose the same for all rollouts of a process.
     pub fn serialize_rng(mut self, serialize: bool) -> Self {
         self.options.rng.serialize = serialize;
         self
@@ -302,7 +302,14 @@ impl<'m> RolloutBuilder<'m> {
     /// The device of the rollout. Only needed where neither inputs nor variables of the first blocks say so: a block
     /// with all of these on the CPU that computes on a CUDA device otherwise ends in an error, since the device's
     /// generator was not kept before it.
+    ///
+    /// # Panics
+    /// If `device` is neither the CPU nor a CUDA device.
     pub fn device(mut self, device: Device) -> Self {
+        assert!(
+            matches!(device, Device::Cpu | Device::Cuda(_)),
+            "a rollout is on the CPU or on CUDA, not on {device:?}"
+        );
         self.device = Some(device);
         self
     }

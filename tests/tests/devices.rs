@@ -192,3 +192,45 @@ fn assert_device_error(error: &ReplayError, names: &str) {
     let ReplayError::Device { tensor, expected, found, .. } = error else { panic!("{error}") };
     assert_eq!((tensor.as_str(), expected.as_str(), found.as_str()), (names, "Cuda(0)", "Cuda(1)"));
 }
+
+/// The generator of a device that shows up inside the block was not kept before it.
+#[test]
+#[cfg_attr(not(cuda), ignore = "needs a CUDA device, and build.rs found none")]
+fn a_device_that_shows_up_inside_a_block_must_be_announced() {
+    replay_runtime::cuda::load().unwrap();
+    let device = Device::Cuda(0);
+    let vs = nn::VarStore::new(Device::Cpu);
+    let scale = vs.root().randn_standard("scale", &[64]);
+    let run = |announced: bool| {
+        let builder = Rollout::builder(&vs);
+        let rollout = if announced { builder.device(device).build() } else { builder.build() };
+        let y = rollout.block("moves", &[("x", &Tensor::ones([64], (Kind::Float, Device::Cpu)))], |_, i| {
+            (&i[0] * &scale).to_device(device).dropout(0.5, true).to_device(Device::Cpu)
+        })?;
+        rollout.backward(&y.sum(Kind::Float))?;
+        // The gradient is the mask, and so is the output over the scale.
+        Ok::<_, ReplayError>(scale.grad() == (y / &scale).detach().round())
+    };
+    let error = run(false).unwrap_err();
+    assert!(matches!(&error, ReplayError::UnknownDevice { block, .. } if block == "moves"), "{error:?}");
+    assert!(run(true).unwrap());
+}
+
+#[test]
+#[should_panic(expected = "on the CPU or on CUDA")]
+fn another_kind_of_device_is_refused_at_once() {
+    let vs = nn::VarStore::new(Device::Cpu);
+    let _ = Rollout::builder(&vs).device(Device::Mps);
+}
+
+/// On a machine without CUDA.
+#[test]
+#[cfg_attr(cuda, ignore = "needs a machine without CUDA")]
+fn a_device_that_is_not_there_is_an_error_of_the_first_block() {
+    let vs = nn::VarStore::new(Device::Cpu);
+    let rollout = Rollout::builder(&vs).device(Device::Cuda(0)).build();
+    let error = rollout.block("step", &[("x", &x(Device::Cpu))], |_, i| i[0].sin()).unwrap_err();
+    let text = error.to_string();
+    println!("{text}");
+    assert!(text.contains("`step`") && text.lines().count() <= 2, "{text}");
+}

@@ -1,5 +1,6 @@
 //! The default generators of random numbers, and the order among threads that draw from them; `cpp/rng.h`.
 
+use std::ffi::c_int;
 use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
 
@@ -29,10 +30,11 @@ pub(crate) fn bytes_hash(tensor: &Tensor) -> u64 {
     unsafe { sys::replay_bytes_hash(tensor.as_ptr()) }
 }
 
-/// Counts this thread among those that have rollouts, until it ends; if it is not alone, its draws wait for theirs.
-pub(crate) fn register_thread() -> Result<(), ShimError> {
-    // SAFETY: no arguments; touches a counter and the thread's own state.
-    check(unsafe { sys::replay_draws_register() })
+/// Counts this thread among those that have rollouts, until it ends; if it is not alone and joins, its draws wait for
+/// theirs.
+pub(crate) fn register_thread(join: bool) -> Result<(), ShimError> {
+    // SAFETY: touches a counter and the thread's own state.
+    check(unsafe { sys::replay_draws_register(c_int::from(join)) })
 }
 
 /// Whether several threads have rollouts.

@@ -93,7 +93,7 @@ unsafe extern "C" {
     pub(super) fn replay_rng_get(device_type: c_int, index: c_int, out: *mut *mut C_tensor) -> c_int;
     pub(super) fn replay_rng_set(device_type: c_int, index: c_int, state: *const C_tensor) -> c_int;
     pub(super) fn replay_bytes_hash(tensor: *const C_tensor) -> u64;
-    pub(super) fn replay_draws_register() -> c_int;
+    pub(super) fn replay_draws_register(join: c_int) -> c_int;
     pub(super) fn replay_draws_shared() -> c_int;
     pub(super) fn replay_draws_hold();
     pub(super) fn replay_draws_release();
