@@ -197,7 +197,7 @@ fn assert_device_error(error: &ReplayError, names: &str) {
 #[test]
 #[cfg_attr(not(cuda), ignore = "needs a CUDA device, and build.rs found none")]
 fn a_device_that_shows_up_inside_a_block_must_be_announced() {
-    replay_runtime::cuda::load().unwrap();
+    cuda::load().unwrap();
     let device = Device::Cuda(0);
     let vs = nn::VarStore::new(Device::Cpu);
     let scale = vs.root().randn_standard("scale", &[64]);
