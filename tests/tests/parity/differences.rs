@@ -3,7 +3,8 @@
 //! `tests/parity/differences.py`, which says what the reference does.
 //!
 //! Some differences have no file: a tensor in a container and an output that is no tensor do not compile here
-//! (`ui.rs`), and a parameter as output, on which the reference's backward pass never ends, is right here (`outputs.rs`).
+//! (`ui.rs`), and a parameter as output, on which the reference's backward pass never ends, is right here
+//! (`outputs.rs`).
 
 use std::cell::Cell;
 

@@ -97,12 +97,11 @@ impl<M> Case<M> {
         for (name, expected) in &expected {
             let ratio = ratio(expected, &found[name]);
             println!("{} {:?} {name}: {ratio:e}", run.name, expected.kind());
-            let tolerance = run.tolerance(expected.kind());
+            let (tolerance, found) = (run.tolerance(expected.kind()), &found[name]);
             assert!(
                 ratio <= tolerance,
-                "{name} of {} differs from {side} by {ratio:e} of its largest value, above {tolerance:e}:\n{expected}\n{}",
+                "{name} of {}: {ratio:e} of the largest value apart, allowed are {tolerance:e}\n{expected}\n{found}",
                 run.name,
-                found[name]
             );
         }
     }
