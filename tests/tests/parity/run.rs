@@ -76,11 +76,11 @@ impl<M> Case<M> {
 
     /// All results by name; a gradient that never arrived is not among them.
     pub(crate) fn results(&self) -> Tensors {
-        let mut results = self.run.results.borrow().clone_handles();
+        let mut results = handles(&self.run.results.borrow());
         results.insert("loss".to_owned(), Tensor::stack(&self.run.losses.borrow(), 0));
         let variables = self.vs.variables().into_iter().map(|(name, leaf)| (format!("grad.variable.{name}"), leaf));
-        let leaves = self.run.leaves.borrow().clone_handles();
-        let leaves = leaves.into_iter().map(|(name, leaf)| (format!("grad.input.{name}"), leaf));
+        let leaves = handles(&self.run.leaves.borrow()).into_iter();
+        let leaves = leaves.map(|(name, leaf)| (format!("grad.input.{name}"), leaf));
         let grads = variables.chain(leaves).map(|(name, leaf)| (name, leaf.grad()));
         results.extend(grads.filter(|(_, grad)| grad.defined()));
         results
@@ -239,12 +239,6 @@ impl Run {
 }
 
 /// Further handles of the same tensors.
-trait CloneHandles {
-    fn clone_handles(&self) -> Self;
-}
-
-impl CloneHandles for Tensors {
-    fn clone_handles(&self) -> Self {
-        self.iter().map(|(name, tensor)| (name.clone(), tensor.shallow_clone())).collect()
-    }
+fn handles(tensors: &Tensors) -> Tensors {
+    tensors.iter().map(|(name, tensor)| (name.clone(), tensor.shallow_clone())).collect()
 }
