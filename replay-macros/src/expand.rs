@@ -17,7 +17,7 @@ use crate::model::{Block, Owner, Parameter, Role, Value};
 ///              -> Result<Tensor, ReplayError> { body(..) }
 /// ```
 pub(crate) fn sibling(block: &Block) -> TokenStream {
-    let Block { sibling, vis, cfgs, krate, lifetime, rollout, .. } = block;
+    let Block { sibling, vis, attrs, krate, lifetime, rollout, .. } = block;
     let docs = docs::of(block);
     let allow = allow();
     let (generics, _, where_clause) = block.generics.split_for_impl();
@@ -33,7 +33,7 @@ pub(crate) fn sibling(block: &Block) -> TokenStream {
     let mut body = Group::new(Delimiter::Brace, body(block));
     body.set_span(block.braces);
     quote! {
-        #(#cfgs)*
+        #(#attrs)*
         #docs
         #allow
         #vis #function #sibling #generics (#receiver #own_rollout #(#passed),*)

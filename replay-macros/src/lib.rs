@@ -3,6 +3,7 @@
 
 mod args;
 mod attribute;
+mod carried;
 mod diagnostics;
 mod docs;
 mod expand;
@@ -14,6 +15,7 @@ mod lifetimes;
 mod model;
 mod output;
 mod parameters;
+mod qualify;
 mod receiver;
 mod signature;
 mod types;

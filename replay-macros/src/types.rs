@@ -73,6 +73,10 @@ pub(crate) fn form(ty: &Type) -> Form {
     let name = last_segment(ty).map(|segment| segment.ident.to_string());
     match (ty, name.as_deref()) {
         _ if is_tensor(ty) => Form::Tensor,
+        (Type::Path(_), Some("Option")) if !holds_tensor(ty) => match arguments(ty)[..] {
+            [inner] => form(inner),
+            _ => Form::Unknown,
+        },
         (Type::Path(_), Some(name)) if CONTAINERS.contains(&name) || name == "Option" => container_or(Form::Data, ty),
         (Type::Path(_), Some(name)) if DATA.contains(&name) => Form::Data,
         (Type::Slice(_) | Type::Array(_) | Type::Tuple(_) | Type::Ptr(_) | Type::BareFn(_), _) => {
@@ -191,6 +195,10 @@ mod tests {
             ("&[Tensor]", Form::Container),
             ("[Tensor; 2]", Form::Container),
             ("Option<Tensor>", Form::Container),
+            ("Option<&State>", Form::Unknown),
+            ("Option<Option<i64>>", Form::Data),
+            ("Option<Vec<State>>", Form::Data),
+            ("Option", Form::Unknown),
             ("HashMap<String, Tensor>", Form::Container),
             ("&Tensor", Form::Container),
             ("(Tensor, Tensor)", Form::Container),
