@@ -67,6 +67,9 @@ fn allow() -> TokenStream {
     quote! {
         #[allow(
             deprecated,
+            non_snake_case,
+            private_bounds,
+            private_interfaces,
             unreachable_pub,
             unused_qualifications,
             clippy::many_single_char_names,

@@ -8,7 +8,7 @@ use syn::{FnArg, Pat, ReturnType, Type, Visibility};
 use crate::args::BlockArgs;
 use crate::carried;
 use crate::model::CratePath;
-use crate::signature::{Method, cfgs};
+use crate::signature::Method;
 use crate::types::{self, Borrows};
 use crate::validate::{default_name, unraw};
 
@@ -26,7 +26,7 @@ pub(crate) fn sibling(method: &Method, args: &BlockArgs, vis: &Visibility) -> Op
     };
     let value = value(&sig.output)?;
     let krate = CratePath(args.krate.clone());
-    let attrs = carried::by_sibling(&method.attrs);
+    let attrs = carried::by_sibling(method);
     let receiver = sig.receiver().map(|receiver| {
         let mut receiver = receiver.clone();
         receiver.attrs.clear();
@@ -52,7 +52,7 @@ fn parameter(input: &FnArg) -> Option<TokenStream> {
     if types::rollout_ref(&typed.ty).is_some() {
         return None;
     }
-    let (cfgs, ty) = (cfgs(&typed.attrs), &typed.ty);
+    let (cfgs, ty) = (carried::by_argument(&typed.attrs), &typed.ty);
     let name = if let Pat::Ident(pat) = &*typed.pat { pat.ident.to_token_stream() } else { quote!(_) };
     Some(quote!(#(#cfgs)* #name: #ty))
 }

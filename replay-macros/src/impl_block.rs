@@ -85,7 +85,9 @@ fn parse_items(input: ParseStream<'_>) -> syn::Result<Vec<Item>> {
         let fork = input.fork();
         Attribute::parse_outer(&fork)?;
         items.push(if is_function(&fork) {
-            Item::Method(Box::new(input.parse()?))
+            let mut method: Box<Method> = Box::new(input.parse()?);
+            method.resolve_marks();
+            Item::Method(method)
         } else {
             Item::Other(Box::new(input.parse()?))
         });
@@ -115,6 +117,13 @@ fn check_header(header: &ItemImpl, diagnostics: &mut Diagnostics) {
         diagnostics.error(second, "`#[replay_block]` is given twice; keep one of them");
     }
     let Some((_, path, _)) = &header.trait_ else { return };
+    if types::is_foreign(&header.self_ty) {
+        diagnostics.error(
+            &header.self_ty,
+            "only a type of this crate can have the replaying method (E0116); write the impl for one, or wrap this in a struct",
+        );
+        return;
+    }
     for param in header.generics.type_params() {
         if types::last_segment(&header.self_ty).is_some_and(|it| it.ident == param.ident && is_bare(header)) {
             diagnostics.error(
@@ -253,7 +262,7 @@ fn with_braces(header: &ItemImpl, braces: Group) -> TokenStream {
 /// ```
 fn twin(block: &ImplBlock, siblings: &[(usize, TokenStream)]) -> Option<TokenStream> {
     let ImplBlock { header, inner_attrs, .. } = block;
-    let attrs = [carried::by_sibling(&header.attrs), carried::by_sibling(inner_attrs)].concat();
+    let attrs = [carried::by_twin(&header.attrs), carried::by_twin(inner_attrs)].concat();
     let (generics, _, where_clause) = header.generics.split_for_impl();
     let self_ty = &header.self_ty;
     let siblings = siblings.iter().map(|(_, sibling)| sibling);

@@ -44,7 +44,7 @@ pub(crate) fn block(method: &Method, args: &BlockArgs, place: &Place, diagnostic
         method: sig.ident.clone(),
         sibling: sibling?,
         vis: visibility(method, place),
-        attrs: carried::by_sibling(&method.attrs),
+        attrs: carried::by_sibling(method),
         generics,
         receiver,
         lifetime,

@@ -1,5 +1,6 @@
 //! What a method's attributes say of its signature holds for the sibling too; what they say of its body does not.
 #![deny(warnings, clippy::all, clippy::pedantic)]
+#![allow(clippy::float_cmp, clippy::unused_self, reason = "the values are exact, the shape is what is tested")]
 
 use replay_runtime::replay_block;
 use tch::Tensor;
@@ -21,6 +22,19 @@ impl World {
     #[replay_block]
     fn rescale(&self, Z_t: &Tensor, #[meta] S: f64) -> Tensor {
         Z_t * S
+    }
+
+    #[replay_block]
+    #[expect(clippy::wrong_self_convention, clippy::fn_params_excessive_bools, reason = "the names are given")]
+    fn from_pixels(
+        &self,
+        x: &Tensor,
+        #[meta] flip: bool,
+        #[meta] pad: bool,
+        #[meta] mean: bool,
+        #[meta] std: bool,
+    ) -> Tensor {
+        x + 2.0 + f64::from(flip) + f64::from(pad) + f64::from(mean) + f64::from(std)
     }
 
     #[replay_block]
@@ -124,7 +138,8 @@ fn siblings_run() {
             world.forward_replay(&rollout, &x).unwrap(),
             world.of_the_body_replay(&rollout, &x).unwrap(),
             inner.forward_replay(&rollout, &x).unwrap(),
+            world.from_pixels_replay(&rollout, &x, true, true, true, true).unwrap(),
         ]
     });
-    assert_eq!(outputs.map(|output| value(&output)), [2.0, 3.0, 4.0, 5.0, 6.0]);
+    assert_eq!(outputs.map(|output| value(&output)), [2.0, 3.0, 4.0, 5.0, 6.0, 7.0]);
 }
