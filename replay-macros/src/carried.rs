@@ -30,10 +30,12 @@ fn of_signature(meta: &Meta) -> Option<TokenStream> {
     match (name.as_str(), meta) {
         ("cfg" | "deprecated" | "target_feature" | "allow", _) => Some(meta.to_token_stream()),
         ("doc", Meta::List(list)) => types::mentions(&list.tokens, "hidden").then(|| meta.to_token_stream()),
-        // What is expected of the method alone would be missing here.
+        // What is expected of the method would be missing here. A sibling that may be dead keeps the method alive, so
+        // that such an expectation would never be met: the sibling is said to be dead instead.
         ("expect", Meta::List(list)) => {
             let lints = &list.tokens;
-            Some(quote!(allow(#lints)))
+            let dead = types::mentions(lints, "dead_code") || types::mentions(lints, "unused");
+            (!dead).then(|| quote!(allow(#lints)))
         }
         _ => None,
     }
@@ -109,7 +111,7 @@ mod tests {
         ] {
             assert_eq!(carried_of(text), text);
         }
-        assert_eq!(carried_of("#[expect(unused)]"), "#[allow(unused)]");
+        assert_eq!(carried_of("#[expect(unused_mut)]"), "#[allow(unused_mut)]");
         assert_eq!(carried_of("#[cfg_attr(unix, inline, cfg(test), must_use)]"), "#[cfg_attr(unix,cfg(test))]");
     }
 
@@ -127,6 +129,8 @@ mod tests {
             "#[tracing::instrument]",
             "#[test]",
             "#[deny(unused)]",
+            "#[expect(dead_code)]",
+            "#[expect(unused, reason = \"later\")]",
             "#[cfg_attr(unix, inline)]",
             "#[cfg_attr(unix, unsafe(no_mangle))]",
             "#[cfg_attr()]",

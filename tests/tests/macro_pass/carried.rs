@@ -104,6 +104,52 @@ impl Module for inner::Inner {
     }
 }
 
+/// A trait settles how its methods look: lints have nothing to say about them, nor about their siblings.
+mod settled {
+    use replay_runtime::replay_block;
+    use tch::Tensor;
+
+    pub(super) trait Rules {
+        #[expect(
+            clippy::box_collection,
+            clippy::fn_params_excessive_bools,
+            clippy::option_option,
+            clippy::too_many_arguments,
+            clippy::wrong_self_convention,
+            reason = "as many as there are"
+        )]
+        fn from_all(
+            &self,
+            x: &Tensor,
+            flip: bool,
+            pad: bool,
+            mean: bool,
+            std: bool,
+            maybe: Option<Option<f64>>,
+            list: Box<Vec<f64>>,
+        ) -> Tensor;
+    }
+
+    pub(super) struct World;
+
+    #[replay_block]
+    impl Rules for World {
+        fn from_all(
+            &self,
+            x: &Tensor,
+            #[meta] flip: bool,
+            #[meta] pad: bool,
+            #[meta] mean: bool,
+            #[meta] std: bool,
+            #[meta] maybe: Option<Option<f64>>,
+            #[meta] list: Box<Vec<f64>>,
+        ) -> Tensor {
+            let flags = [flip, pad, mean, std].map(f64::from).iter().sum::<f64>();
+            x + flags + maybe.flatten().unwrap_or_default() + list[0]
+        }
+    }
+}
+
 /// Only a caller with the feature may call either.
 #[cfg(target_arch = "x86_64")]
 mod features {
@@ -139,7 +185,8 @@ fn siblings_run() {
             world.of_the_body_replay(&rollout, &x).unwrap(),
             inner.forward_replay(&rollout, &x).unwrap(),
             world.from_pixels_replay(&rollout, &x, true, true, true, true).unwrap(),
+            settled::World.from_all_replay(&rollout, &x, true, true, true, true, None, Box::new(vec![3.0])).unwrap(),
         ]
     });
-    assert_eq!(outputs.map(|output| value(&output)), [2.0, 3.0, 4.0, 5.0, 6.0, 7.0]);
+    assert_eq!(outputs.map(|output| value(&output)), [2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]);
 }
