@@ -17,7 +17,7 @@ use crate::model::{Block, Owner, Parameter, Role, Value};
 ///              -> Result<Tensor, ReplayError> { body(..) }
 /// ```
 pub(crate) fn sibling(block: &Block) -> TokenStream {
-    let Block { sibling, vis, cfgs, krate, lifetime, rollout, .. } = block;
+    let Block { sibling, vis, attrs, krate, lifetime, rollout, .. } = block;
     let docs = docs::of(block);
     let allow = allow();
     let (generics, _, where_clause) = block.generics.split_for_impl();
@@ -33,7 +33,7 @@ pub(crate) fn sibling(block: &Block) -> TokenStream {
     let mut body = Group::new(Delimiter::Brace, body(block));
     body.set_span(block.braces);
     quote! {
-        #(#cfgs)*
+        #(#attrs)*
         #docs
         #allow
         #vis #function #sibling #generics (#receiver #own_rollout #(#passed),*)
@@ -67,15 +67,14 @@ fn allow() -> TokenStream {
     quote! {
         #[allow(
             deprecated,
+            non_snake_case,
+            private_bounds,
+            private_interfaces,
             unreachable_pub,
             unused_qualifications,
-            clippy::many_single_char_names,
-            clippy::needless_lifetimes,
-            clippy::needless_pass_by_value,
-            clippy::similar_names,
-            clippy::too_many_arguments,
-            clippy::type_complexity,
-            clippy::used_underscore_binding,
+            clippy::all,
+            clippy::nursery,
+            clippy::pedantic,
             reason = "the signature follows the method's"
         )]
     }

@@ -6,8 +6,9 @@ use quote::{ToTokens, quote};
 use syn::{FnArg, Pat, ReturnType, Type, Visibility};
 
 use crate::args::BlockArgs;
+use crate::carried;
 use crate::model::CratePath;
-use crate::signature::{Method, cfgs};
+use crate::signature::Method;
 use crate::types::{self, Borrows};
 use crate::validate::{default_name, unraw};
 
@@ -25,7 +26,7 @@ pub(crate) fn sibling(method: &Method, args: &BlockArgs, vis: &Visibility) -> Op
     };
     let value = value(&sig.output)?;
     let krate = CratePath(args.krate.clone());
-    let cfgs = cfgs(&method.attrs);
+    let attrs = carried::by_sibling(method);
     let receiver = sig.receiver().map(|receiver| {
         let mut receiver = receiver.clone();
         receiver.attrs.clear();
@@ -34,7 +35,7 @@ pub(crate) fn sibling(method: &Method, args: &BlockArgs, vis: &Visibility) -> Op
     let parameters = sig.inputs.iter().filter_map(parameter);
     let (generics, _, where_clause) = sig.generics.split_for_impl();
     Some(quote! {
-        #(#cfgs)*
+        #(#attrs)*
         #[doc(hidden)]
         #[allow(dead_code, unused_variables, clippy::all, clippy::pedantic, reason = "stands in for a block with errors")]
         #vis fn #name #generics (#receiver _: &#krate::Rollout<'_>, #(#parameters),*)
@@ -51,7 +52,7 @@ fn parameter(input: &FnArg) -> Option<TokenStream> {
     if types::rollout_ref(&typed.ty).is_some() {
         return None;
     }
-    let (cfgs, ty) = (cfgs(&typed.attrs), &typed.ty);
+    let (cfgs, ty) = (carried::by_argument(&typed.attrs), &typed.ty);
     let name = if let Pat::Ident(pat) = &*typed.pat { pat.ident.to_token_stream() } else { quote!(_) };
     Some(quote!(#(#cfgs)* #name: #ty))
 }

@@ -3,15 +3,13 @@
 use proc_macro2::{Delimiter, Group, TokenStream, TokenTree};
 use quote::{ToTokens, TokenStreamExt, quote};
 use syn::parse::{ParseStream, Parser};
-use syn::visit_mut::VisitMut;
-use syn::{Attribute, GenericParam, Ident, ImplItem, ItemImpl, Path, TypePath, parse_quote};
+use syn::{Attribute, GenericParam, Ident, ImplItem, ItemImpl, Path};
 
 use crate::args::{self, BlockArgs, Scope};
 use crate::diagnostics::Diagnostics;
-use crate::model::{Block, Value};
 use crate::signature::{Method, is_block_mark, mark_options};
 use crate::validate::{self, Place};
-use crate::{expand, fallback, types};
+use crate::{carried, expand, fallback, qualify, types};
 
 /// An impl block whose method bodies are raw tokens.
 struct ImplBlock {
@@ -60,7 +58,7 @@ pub(crate) fn expand(options: TokenStream, item: TokenStream, diagnostics: &mut 
     let siblings = if homeless { Vec::new() } else { siblings };
     if block.header.trait_.is_some() {
         let original = emit(&block, &[]);
-        let twin = twin(&block.header, &siblings);
+        let twin = twin(&block, &siblings);
         quote!(#original #twin)
     } else {
         emit(&block, &siblings)
@@ -87,7 +85,9 @@ fn parse_items(input: ParseStream<'_>) -> syn::Result<Vec<Item>> {
         let fork = input.fork();
         Attribute::parse_outer(&fork)?;
         items.push(if is_function(&fork) {
-            Item::Method(Box::new(input.parse()?))
+            let mut method: Box<Method> = Box::new(input.parse()?);
+            method.resolve_marks();
+            Item::Method(method)
         } else {
             Item::Other(Box::new(input.parse()?))
         });
@@ -117,6 +117,13 @@ fn check_header(header: &ItemImpl, diagnostics: &mut Diagnostics) {
         diagnostics.error(second, "`#[replay_block]` is given twice; keep one of them");
     }
     let Some((_, path, _)) = &header.trait_ else { return };
+    if types::is_foreign(&header.self_ty) {
+        diagnostics.error(
+            &header.self_ty,
+            "only a type of this crate can have the replaying method (E0116); write the impl for one, or wrap this in a struct",
+        );
+        return;
+    }
     for param in header.generics.type_params() {
         if types::last_segment(&header.self_ty).is_some_and(|it| it.ident == param.ident && is_bare(header)) {
             diagnostics.error(
@@ -177,7 +184,9 @@ fn siblings(block: &ImplBlock, krate: Option<&Path>, diagnostics: &mut Diagnosti
             let args = method_args(method, krate, diagnostics);
             let sibling = match validate::block(method, &args, &place, diagnostics) {
                 Some(mut found) => {
-                    qualify_types(&mut found, block);
+                    if let Some((_, path, _)) = &block.header.trait_ {
+                        qualify::block(&mut found, path, &items_of_the_trait(block));
+                    }
                     Some(expand::sibling(&found))
                 }
                 None => fallback::sibling(method, &args, &validate::visibility(method, &place)),
@@ -188,48 +197,17 @@ fn siblings(block: &ImplBlock, krate: Option<&Path>, diagnostics: &mut Diagnosti
     siblings
 }
 
-/// ```text
-/// Input:   impl Dynamics for World { type Noise = f64;  fn step(.., #[meta] noise: Self::Noise) .. }
-/// Output:  noise: <Self as Dynamics>::Noise
-/// ```
-///
-/// Outside the trait impl, `Self::Noise` would be ambiguous.
-fn qualify_types(found: &mut Block, block: &ImplBlock) {
-    let Some((_, path, _)) = &block.header.trait_ else { return };
-    let names = block.items.iter().filter_map(|item| match item {
+/// The types and consts that the impl gives to the trait.
+fn items_of_the_trait(block: &ImplBlock) -> Vec<Ident> {
+    let name = |item: &Item| match item {
         Item::Other(item) => match &**item {
             ImplItem::Type(item) => Some(item.ident.clone()),
+            ImplItem::Const(item) => Some(item.ident.clone()),
             _ => None,
         },
         Item::Method(_) => None,
-    });
-    let mut qualify = Qualify { path, names: names.collect() };
-    for parameter in &mut found.parameters {
-        qualify.visit_type_mut(&mut parameter.ty);
-    }
-    qualify.visit_type_mut(&mut found.output.declared);
-    if let Value::Shown(ty) = &mut found.output.value {
-        qualify.visit_type_mut(ty);
-    }
-}
-
-struct Qualify<'a> {
-    path: &'a Path,
-    names: Vec<Ident>,
-}
-
-impl VisitMut for Qualify<'_> {
-    fn visit_type_path_mut(&mut self, ty: &mut TypePath) {
-        syn::visit_mut::visit_type_path_mut(self, ty);
-        let segments: Vec<_> = ty.path.segments.iter().map(|segment| &segment.ident).collect();
-        if let ([first, name], None) = (&segments[..], &ty.qself)
-            && *first == "Self"
-            && self.names.contains(name)
-        {
-            let (path, last) = (self.path, &ty.path.segments[1]);
-            *ty = parse_quote!(<Self as #path>::#last);
-        }
-    }
+    };
+    block.items.iter().filter_map(name).collect()
 }
 
 fn place(header: &ItemImpl) -> Place {
@@ -282,13 +260,16 @@ fn with_braces(header: &ItemImpl, braces: Group) -> TokenStream {
 /// ```text
 /// Output:  impl<T> Net<T> where T: Layer { pub fn forward_replay(..) .. }
 /// ```
-fn twin(header: &ItemImpl, siblings: &[(usize, TokenStream)]) -> Option<TokenStream> {
+fn twin(block: &ImplBlock, siblings: &[(usize, TokenStream)]) -> Option<TokenStream> {
+    let ImplBlock { header, inner_attrs, .. } = block;
+    let attrs = [carried::by_twin(&header.attrs), carried::by_twin(inner_attrs)].concat();
     let (generics, _, where_clause) = header.generics.split_for_impl();
     let self_ty = &header.self_ty;
     let siblings = siblings.iter().map(|(_, sibling)| sibling);
     let any = siblings.len() > 0;
     any.then(|| {
         quote! {
+            #(#attrs)*
             #[allow(
                 private_bounds,
                 private_interfaces,

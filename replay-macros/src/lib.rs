@@ -3,6 +3,7 @@
 
 mod args;
 mod attribute;
+mod carried;
 mod diagnostics;
 mod docs;
 mod expand;
@@ -14,6 +15,7 @@ mod lifetimes;
 mod model;
 mod output;
 mod parameters;
+mod qualify;
 mod receiver;
 mod signature;
 mod types;
@@ -40,7 +42,8 @@ use proc_macro::TokenStream;
 ///
 /// * **Receiver**: `&self`, or none.
 /// * **Inputs**: `&Tensor`, `Tensor`, `Option<&Tensor>` or `Option<Tensor>`, one at least, each with a name of its own.
-/// * **Data**: any other parameter is marked `#[meta]` and is `Clone + Send + 'static`; each run gets a clone.
+/// * **Data**: any other parameter is marked `#[meta]` and is `Clone + Send + 'static`: owned, or a `&'static str`.
+///   Each run gets a clone.
 /// * **Output**: `Tensor`, a flat tuple of up to twelve, or a `Result` of either with an error that turns into
 ///   `Box<dyn Error + Send + Sync>`. The sibling returns what is inside the `Ok`.
 /// * **Generics**, `where` clauses and `#[cfg]` on parameters are passed on; type and const parameters keep their
@@ -85,13 +88,18 @@ use proc_macro::TokenStream;
 /// // adds: impl Net { pub fn forward_replay(..) .. }
 /// ```
 ///
-/// On a method inside a trait impl the attribute fails with E0407: move it to the impl. On a method that a trait
-/// only declares it is an error; put it on the impls.
+/// On a method inside a trait impl the attribute fails with E0407: move it to the impl. A provided method of a trait
+/// can be a block, and its sibling is a provided one as well. On a method that a trait only declares it is an error;
+/// put it on the impls.
 ///
 /// # Attributes and lints
 ///
-/// Attributes of the method stay on it; `#[cfg]` is copied to the new one. A private method whose sibling nobody
-/// calls is said to be never used, as it should be: the block is never replayed.
+/// Attributes of the method stay on it. Those that say something of its signature hold for the new one too: `#[cfg]`,
+/// `#[allow]`, `#[deprecated]`, `#[doc(hidden)]`, `#[target_feature]`, also inside `#[cfg_attr]`. Where this crate is an
+/// optional dependency, write `#[cfg_attr(feature = "replay", replay_block)]` and the same with `meta`. Attributes that
+/// rewrite the body, as `#[tracing::instrument]`, may stand above or below this one, and see the replay as well.
+///
+/// A private method whose sibling nobody calls is said to be never used, as it should be: the block is never replayed.
 #[proc_macro_attribute]
 pub fn replay_block(options: TokenStream, item: TokenStream) -> TokenStream {
     attribute::replay_block(options.into(), item.into()).into()

@@ -14,8 +14,8 @@ pub(crate) struct Block {
     pub(crate) method: Ident,
     pub(crate) sibling: Ident,
     pub(crate) vis: Visibility,
-    /// The method's `#[cfg]`s, for the sibling.
-    pub(crate) cfgs: Vec<Attribute>,
+    /// The attributes that the sibling has of the method.
+    pub(crate) attrs: Vec<Attribute>,
     /// The sibling's generics.
     pub(crate) generics: Generics,
     pub(crate) receiver: Option<Receiver>,

@@ -17,21 +17,24 @@ pub(crate) fn check(output: &ReturnType, method: &Ident, diagnostics: &mut Diagn
     };
     let before = diagnostics.len();
     let ty = types::peel(declared);
-    let value = match (ty, &types::arguments(ty)[..]) {
-        (_, [ok, ..]) if types::is_named(ty, "Result") => {
+    let value = match types::arguments(ty)[..] {
+        // An alias may hide the tensor, and even put its error first.
+        [] if types::is_named(ty, "Result") => Value::Projected,
+        [ok, ..] if types::is_named(ty, "Result") => {
             check_value(ok, diagnostics);
-            Value::Shown(Box::new((*ok).clone()))
-        }
-        (Type::Tuple(_), _) => {
-            check_value(ty, diagnostics);
-            Value::Shown(Box::new(ty.clone()))
+            shown(types::peel(ok))
         }
         _ => {
             check_value(ty, diagnostics);
-            if types::is_tensor(ty) { Value::Shown(Box::new(ty.clone())) } else { Value::Projected }
+            shown(ty)
         }
     };
     (diagnostics.len() == before).then(|| Output { declared: (**declared).clone(), value })
+}
+
+fn shown(ty: &Type) -> Value {
+    let known = types::is_tensor(ty) || matches!(ty, Type::Tuple(_));
+    if known { Value::Shown(Box::new(ty.clone())) } else { Value::Projected }
 }
 
 fn check_value(ty: &Type, diagnostics: &mut Diagnostics) {

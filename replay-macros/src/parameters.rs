@@ -1,10 +1,11 @@
 //! The rules of the parameters: tensor inputs, `#[meta]` data and the rollout.
 
-use syn::{Attribute, FnArg, Ident, Meta, Pat, PatType, Signature, Type};
+use syn::{Attribute, FnArg, Generics, Ident, Meta, Pat, PatType, Signature, Type};
 
+use crate::carried;
 use crate::diagnostics::Diagnostics;
 use crate::model::{Parameter, Role};
-use crate::signature::{cfgs, is_meta_mark};
+use crate::signature::meta_mark;
 use crate::types::{self, Borrows, Form};
 
 /// The parameters that pass; each that does not has left an error.
@@ -13,49 +14,41 @@ pub(crate) fn check(sig: &Signature, diagnostics: &mut Diagnostics) -> Vec<Param
     for input in &sig.inputs {
         match input {
             FnArg::Receiver(receiver) => check_receiver_attrs(&receiver.attrs, diagnostics),
-            FnArg::Typed(typed) => parameters.extend(parameter(typed, diagnostics)),
+            FnArg::Typed(typed) => parameters.extend(parameter(typed, &sig.generics, diagnostics)),
         }
     }
     parameters
 }
 
 fn check_receiver_attrs(attrs: &[Attribute], diagnostics: &mut Diagnostics) {
-    for attr in attrs.iter().filter(|attr| is_meta_mark(attr)) {
+    for attr in attrs.iter().filter(|attr| meta_mark(attr).is_some()) {
         diagnostics.error(attr, "`#[meta]` marks data; the receiver is borrowed by the rollout, remove the mark");
     }
 }
 
-fn parameter(typed: &PatType, diagnostics: &mut Diagnostics) -> Option<Parameter> {
+fn parameter(typed: &PatType, generics: &Generics, diagnostics: &mut Diagnostics) -> Option<Parameter> {
     let before = diagnostics.len();
     check_attrs(&typed.attrs, diagnostics);
     let ident = name(&typed.pat, diagnostics);
-    // `cfg_attr` may hide the mark that the type needs.
-    let known = typed.attrs.iter().all(|attr| !attr.path().is_ident("cfg_attr"));
-    let role = if known { role(typed, diagnostics) } else { None };
+    let role = role(typed, generics, diagnostics);
     let passed = diagnostics.len() == before;
     // The lint on needless parentheses has spoken about the method; it would again about the sibling.
     let mut ty = &*typed.ty;
     while let Type::Paren(inner) = ty {
         ty = &inner.elem;
     }
-    passed.then_some(Parameter { ident: ident?, ty: ty.clone(), cfgs: cfgs(&typed.attrs), role: role? })
+    passed.then_some(Parameter { ident: ident?, ty: ty.clone(), cfgs: carried::by_argument(&typed.attrs), role: role? })
 }
 
 fn check_attrs(attrs: &[Attribute], diagnostics: &mut Diagnostics) {
-    for attr in attrs.iter().filter(|attr| attr.path().is_ident("cfg_attr")) {
-        diagnostics.error(
-            attr,
-            "`cfg_attr` on a parameter of a replay block is not resolved; write `#[cfg]` or the attribute itself",
-        );
-    }
-    let mut marks = attrs.iter().filter(|attr| is_meta_mark(attr));
-    if let Some(mark) = marks.next()
-        && !matches!(mark.meta, Meta::Path(_))
+    let mut marks = attrs.iter().filter_map(|attr| Some((attr, meta_mark(attr)?)));
+    if let Some((attr, mark)) = marks.next()
+        && !matches!(mark, Meta::Path(_))
     {
-        diagnostics.error(mark, "`#[meta]` takes no arguments; write `#[meta]`");
+        diagnostics.error(attr, "`#[meta]` takes no arguments; write `#[meta]`");
     }
-    for mark in marks {
-        diagnostics.error(mark, "`#[meta]` is given twice; keep one of them");
+    for (attr, _) in marks {
+        diagnostics.error(attr, "`#[meta]` is given twice; keep one of them");
     }
 }
 
@@ -63,25 +56,49 @@ fn check_attrs(attrs: &[Attribute], diagnostics: &mut Diagnostics) {
 fn name(pat: &Pat, diagnostics: &mut Diagnostics) -> Option<Ident> {
     match pat {
         Pat::Ident(pat) if pat.by_ref.is_none() && pat.subpat.is_none() => Some(pat.ident.clone()),
+        Pat::Wild(_) => {
+            diagnostics.error(pat, "a parameter of a replay block goes by its name; write one, as in `_mask`");
+            None
+        }
         _ => {
             diagnostics.error(
                 pat,
-                "an input of a replay block goes by its name; write a plain name here and take it apart in the body",
+                "a parameter of a replay block goes by its name; write a plain name here and take it apart in the body",
             );
             None
         }
     }
 }
 
-fn role(typed: &PatType, diagnostics: &mut Diagnostics) -> Option<Role> {
+fn role(typed: &PatType, generics: &Generics, diagnostics: &mut Diagnostics) -> Option<Role> {
     let ty = types::peel(&typed.ty);
-    if let Some(mark) = typed.attrs.iter().find(|attr| is_meta_mark(attr)) {
+    if let Some(mark) = typed.attrs.iter().find(|attr| meta_mark(attr).is_some()) {
         return check_meta(mark, ty, diagnostics).then_some(Role::Meta);
     }
     if types::rollout_ref(ty).is_some() {
         return Some(Role::Rollout);
     }
+    if is_generic(ty, generics) {
+        diagnostics.error(
+            ty,
+            format!("an input of a replay block has one type ({FORMS}), so that its replay can be given the same; write it, or mark data `#[meta]`"),
+        );
+        return None;
+    }
     check_input(ty, diagnostics).then_some(Role::Input)
+}
+
+/// `impl Trait` or a type parameter, also inside a reference or an option: rustc would propose bounds that do not help.
+fn is_generic(ty: &Type, generics: &Generics) -> bool {
+    match types::peel(ty) {
+        Type::ImplTrait(_) => true,
+        Type::Reference(reference) => is_generic(&reference.elem, generics),
+        Type::Path(path) if path.path.get_ident().is_some() => {
+            generics.type_params().any(|param| path.path.is_ident(&param.ident))
+        }
+        ty if types::is_named(ty, "Option") => types::arguments(ty).iter().any(|inner| is_generic(inner, generics)),
+        _ => false,
+    }
 }
 
 fn check_meta(mark: &Attribute, ty: &Type, diagnostics: &mut Diagnostics) -> bool {
@@ -98,17 +115,20 @@ fn check_meta(mark: &Attribute, ty: &Type, diagnostics: &mut Diagnostics) -> boo
     }
     let borrows = Borrows::of(ty);
     let outlives = |lifetime: &&&syn::Lifetime| lifetime.ident != "static";
-    if let Some(reference) = borrows.references.first() {
+    let lasts = |reference: &&&syn::TypeReference| {
+        reference.mutability.is_none() && reference.lifetime.as_ref().is_some_and(|lifetime| lifetime.ident == "static")
+    };
+    if let Some(reference) = borrows.references.iter().find(|reference| !lasts(reference)) {
         diagnostics.error(
             *reference,
-            "`#[meta]` data is kept until the replay, so it cannot be a reference; pass it owned (`Clone + Send + 'static`)",
+            "`#[meta]` data is kept until the replay, so it cannot be a reference; pass it owned, or as a `&'static` one",
         );
         return false;
     }
     if let Some(lifetime) = borrows.lifetimes.iter().find(outlives) {
         diagnostics.error(
             *lifetime,
-            "`#[meta]` data is kept until the replay, so it cannot borrow; pass it owned (`Clone + Send + 'static`)",
+            "`#[meta]` data is kept until the replay, so it cannot borrow; pass it owned, or as `'static`",
         );
         return false;
     }
@@ -136,7 +156,7 @@ fn check_input(ty: &Type, diagnostics: &mut Diagnostics) -> bool {
             );
         }
         Type::Path(_) if types::is_named(ty, "Rollout") => {
-            diagnostics.error(ty, "a block that runs blocks takes its rollout by reference; write `&Rollout<'m>`");
+            diagnostics.error(ty, "a block that runs blocks takes its rollout by reference; write `&Rollout<'m>`, or mark a type of your own `#[meta]`");
         }
         _ => return check_form(ty, diagnostics),
     }

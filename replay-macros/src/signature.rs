@@ -4,11 +4,18 @@
 use proc_macro2::{Group, TokenStream};
 use quote::{ToTokens, TokenStreamExt};
 use syn::parse::{Parse, ParseStream};
-use syn::{Attribute, FnArg, Meta, Signature, Token, Visibility};
+use syn::spanned::Spanned;
+use syn::{Attribute, FnArg, Meta, Signature, Token, Visibility, parse_quote, parse_quote_spanned};
+
+use crate::carried;
+
+const MARK: &str = "replay_block";
 
 /// A function with its marks still on.
 pub(crate) struct Method {
     pub(crate) attrs: Vec<Attribute>,
+    /// Under which `#[cfg]`s it is a block.
+    pub(crate) conditions: Vec<Attribute>,
     pub(crate) vis: Visibility,
     pub(crate) defaultness: Option<Token![default]>,
     pub(crate) sig: Signature,
@@ -25,6 +32,23 @@ impl Method {
     pub(crate) fn marks(&self) -> impl Iterator<Item = &Attribute> {
         self.attrs.iter().filter(|attr| is_block_mark(attr))
     }
+
+    /// ```text
+    /// Input:   #[cfg_attr(feature = "replay", replay_block)]
+    /// Output:  #[replay_block], and the condition #[cfg(feature = "replay")]
+    /// ```
+    ///
+    /// For a mark inside an impl block; rustc resolves the one that stands alone.
+    pub(crate) fn resolve_marks(&mut self) {
+        let attrs = std::mem::take(&mut self.attrs);
+        for attr in attrs {
+            if let Some((condition, mark)) = carried::under_condition(&attr, MARK) {
+                self.conditions.push(parse_quote!(#[cfg(#condition)]));
+                self.attrs.push(parse_quote_spanned!(mark.span()=> #[#mark]));
+            }
+            self.attrs.extend(carried::without(&attr, MARK));
+        }
+    }
 }
 
 impl Parse for Method {
@@ -34,7 +58,7 @@ impl Parse for Method {
         let defaultness = input.peek(Token![default]).then(|| input.parse()).transpose()?;
         let sig = input.parse()?;
         let body = if input.peek(Token![;]) { Body::Missing(input.parse()?) } else { Body::Braces(input.parse()?) };
-        Ok(Self { attrs, vis, defaultness, sig, body })
+        Ok(Self { attrs, conditions: Vec::new(), vis, defaultness, sig, body })
     }
 }
 
@@ -47,8 +71,9 @@ impl ToTokens for Method {
         self.defaultness.to_tokens(tokens);
         let mut sig = self.sig.clone();
         for input in &mut sig.inputs {
-            // A `cfg_attr` here is an error already; left in place, the mark in it would be another.
-            attributes_mut(input).retain(|attr| !is_meta_mark(attr) && !attr.path().is_ident("cfg_attr"));
+            let attrs = attributes_mut(input);
+            attrs.retain(|attr| !attr.path().is_ident("meta"));
+            *attrs = attrs.iter().filter_map(|attr| carried::without(attr, "meta")).collect();
         }
         sig.to_tokens(tokens);
         match &self.body {
@@ -67,11 +92,15 @@ fn attributes_mut(input: &mut FnArg) -> &mut Vec<Attribute> {
 
 /// By its last segment: `#[replay_runtime::replay_block]` is the same attribute.
 pub(crate) fn is_block_mark(attr: &Attribute) -> bool {
-    attr.path().segments.last().is_some_and(|segment| segment.ident == "replay_block")
+    attr.path().segments.last().is_some_and(|segment| segment.ident == MARK)
 }
 
-pub(crate) fn is_meta_mark(attr: &Attribute) -> bool {
-    attr.path().is_ident("meta")
+/// `meta`, also where it stands under a condition: where the block is made, its data is data.
+pub(crate) fn meta_mark(attr: &Attribute) -> Option<Meta> {
+    if attr.path().is_ident("meta") {
+        return Some(attr.meta.clone());
+    }
+    carried::under_condition(attr, "meta").map(|(_, meta)| meta)
 }
 
 /// The options of a mark, or `None` where it is written `#[replay_block = ..]`.
@@ -81,11 +110,6 @@ pub(crate) fn mark_options(attr: &Attribute) -> Option<TokenStream> {
         Meta::List(list) => Some(list.tokens.clone()),
         Meta::NameValue(_) => None,
     }
-}
-
-/// The `#[cfg]` attributes, which go with everything that is made of what they stand on.
-pub(crate) fn cfgs(attrs: &[Attribute]) -> Vec<Attribute> {
-    attrs.iter().filter(|attr| attr.path().is_ident("cfg")).cloned().collect()
 }
 
 #[cfg(test)]

@@ -6,11 +6,16 @@ use quote::ToTokens;
 use syn::visit::Visit;
 use syn::{GenericArgument, Lifetime, PathArguments, PathSegment, Type, TypeReference};
 
-/// Names that are never a tensor, whatever is in scope.
-const DATA: &[&str] = &[
+const PRIMITIVES: &[&str] = &[
     "bool", "char", "f32", "f64", "i8", "i16", "i32", "i64", "i128", "isize", "u8", "u16", "u32", "u64", "u128",
-    "usize", "str", "String", "PathBuf", "Device", "Kind", "Duration", "Instant",
+    "usize", "str",
 ];
+
+/// Other names that are never a tensor, whatever is in scope.
+const DATA: &[&str] = &["String", "PathBuf", "Device", "Kind", "Duration", "Instant"];
+
+/// Generic types of the standard library to which crates give trait impls.
+const POINTERS: &[&str] = &["Box", "Rc", "Arc"];
 
 /// Generic types that hold other values; `Option` has a rule of its own.
 const CONTAINERS: &[&str] = &[
@@ -73,8 +78,12 @@ pub(crate) fn form(ty: &Type) -> Form {
     let name = last_segment(ty).map(|segment| segment.ident.to_string());
     match (ty, name.as_deref()) {
         _ if is_tensor(ty) => Form::Tensor,
+        (Type::Path(_), Some("Option")) if !holds_tensor(ty) => match arguments(ty)[..] {
+            [inner] => form(inner),
+            _ => Form::Unknown,
+        },
         (Type::Path(_), Some(name)) if CONTAINERS.contains(&name) || name == "Option" => container_or(Form::Data, ty),
-        (Type::Path(_), Some(name)) if DATA.contains(&name) => Form::Data,
+        (Type::Path(_), Some(name)) if PRIMITIVES.contains(&name) || DATA.contains(&name) => Form::Data,
         (Type::Slice(_) | Type::Array(_) | Type::Tuple(_) | Type::Ptr(_) | Type::BareFn(_), _) => {
             container_or(Form::Data, ty)
         }
@@ -84,6 +93,18 @@ pub(crate) fn form(ty: &Type) -> Form {
             other => other,
         },
         _ => Form::Unknown,
+    }
+}
+
+/// Whether the text of a type tells that no crate but the standard library may give it inherent methods.
+pub(crate) fn is_foreign(ty: &Type) -> bool {
+    let name = last_segment(ty).map(|segment| segment.ident.to_string());
+    match (peel(ty), name.as_deref()) {
+        (Type::Path(_), Some(name)) => {
+            PRIMITIVES.contains(&name) || POINTERS.contains(&name) && !arguments(ty).is_empty()
+        }
+        (Type::TraitObject(_), _) => false,
+        (ty, _) => !matches!(ty, Type::Path(_) | Type::Macro(_) | Type::Verbatim(_)),
     }
 }
 
@@ -191,6 +212,10 @@ mod tests {
             ("&[Tensor]", Form::Container),
             ("[Tensor; 2]", Form::Container),
             ("Option<Tensor>", Form::Container),
+            ("Option<&State>", Form::Unknown),
+            ("Option<Option<i64>>", Form::Data),
+            ("Option<Vec<State>>", Form::Data),
+            ("Option", Form::Unknown),
             ("HashMap<String, Tensor>", Form::Container),
             ("&Tensor", Form::Container),
             ("(Tensor, Tensor)", Form::Container),
@@ -203,6 +228,18 @@ mod tests {
             ("T", Form::Unknown),
         ] {
             assert_eq!(form(&ty(text)), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn foreign_types_by_text() {
+        for text in
+            ["&Net", "(Net, Net)", "[Net]", "[Net; 2]", "fn(Net)", "f64", "Box<Net>", "std::sync::Arc<Net>", "(&Net)"]
+        {
+            assert!(is_foreign(&ty(text)), "{text}");
+        }
+        for text in ["Net", "a::Net<'_, f64>", "dyn Layer + Send", "(Net)", "net!()", "Box", "Cell<f64>"] {
+            assert!(!is_foreign(&ty(text)), "{text}");
         }
     }
 

@@ -9,8 +9,8 @@ use crate::args::BlockArgs;
 use crate::diagnostics::Diagnostics;
 use crate::lifetimes::{self, Lifetimes};
 use crate::model::{Block, CratePath, Owner, Role};
-use crate::signature::{Body, Method, cfgs};
-use crate::{output, parameters, receiver, types};
+use crate::signature::{Body, Method};
+use crate::{carried, output, parameters, receiver, types};
 
 /// Where the method stands.
 pub(crate) enum Place {
@@ -44,7 +44,7 @@ pub(crate) fn block(method: &Method, args: &BlockArgs, place: &Place, diagnostic
         method: sig.ident.clone(),
         sibling: sibling?,
         vis: visibility(method, place),
-        cfgs: cfgs(&method.attrs),
+        attrs: carried::by_sibling(method),
         generics,
         receiver,
         lifetime,

@@ -76,12 +76,17 @@ fn inputs() {
     rejected("fn f(#[meta] n: i64) -> Tensor {}", "needs a tensor input");
     rejected("fn f() -> Tensor {}", "needs a tensor input");
     rejected("fn f(x: &'static Tensor) -> Tensor {}", "remove `'static`");
+    for ty in ["impl Borrow<Tensor>", "&impl AsTensor", "T", "&T", "Option<&T>", "(T)"] {
+        rejected(&format!("fn f<T>(x: {ty}) -> Tensor {{}}"), "has one type");
+    }
+    accepted("fn f<T>(x: a::T, y: U, #[meta] z: T, #[meta] w: Option<T>, #[meta] v: impl Fn()) -> Tensor {}");
 }
 
 #[test]
 fn names() {
     accepted("fn f(mut x: Tensor) -> Tensor {}");
-    for pattern in ["_", "(a)", "ref x", "x @ y", "Wrapper(x)"] {
+    rejected("fn f(_: &Tensor) -> Tensor {}", "as in `_mask`");
+    for pattern in ["(a)", "ref x", "x @ y", "Wrapper(x)"] {
         rejected(&format!("fn f({pattern}: &Tensor) -> Tensor {{}}"), "plain name");
     }
 }
@@ -94,11 +99,20 @@ fn metas() {
     for ty in ["Tensor", "&Tensor", "Vec<Tensor>", "Option<tch::Tensor>"] {
         rejected(&format!("fn f(x: &Tensor, #[meta] n: {ty}) -> Tensor {{}}"), "no gradient");
     }
-    rejected("fn f(x: &Tensor, #[meta] n: &str) -> Tensor {}", "cannot be a reference");
+    for ty in ["&'static str", "Option<&'static [i64]>", "&'static [&'static str]"] {
+        accepted(&format!("fn f(x: &Tensor, #[meta] n: {ty}) -> Tensor {{}}"));
+    }
+    for ty in ["&str", "&'a str", "&'_ str", "&'static mut i64", "&'static [&str]"] {
+        rejected(&format!("fn f<'a>(x: &Tensor, #[meta] n: {ty}) -> Tensor {{}}"), "cannot be a reference");
+    }
+    rejected("fn f(x: &Tensor, #[meta] n: &'static Tensor) -> Tensor {}", "no gradient");
     rejected("fn f<'a>(x: &Tensor, #[meta] n: Cow<'a, str>) -> Tensor {}", "cannot borrow");
     rejected("fn f(x: &Tensor, #[meta(a)] n: i64) -> Tensor {}", "takes no arguments");
     rejected("fn f(x: &Tensor, #[meta] #[meta] n: i64) -> Tensor {}", "twice");
-    rejected("fn f(x: &Tensor, #[cfg_attr(a, b)] y: &Tensor) -> Tensor {}", "`cfg_attr`");
+    accepted("fn f(x: &Tensor, #[cfg_attr(a, meta)] y: i64) -> Tensor {}");
+    rejected("fn f(x: &Tensor, #[cfg_attr(a, b)] y: i64) -> Tensor {}", "mark other data `#[meta]`");
+    rejected("fn f(x: &Tensor, #[meta] #[cfg_attr(a, meta)] y: i64) -> Tensor {}", "twice");
+    rejected("fn f(x: &Tensor, #[cfg_attr(a, meta(b))] y: i64) -> Tensor {}", "takes no arguments");
 }
 
 #[test]

@@ -24,12 +24,18 @@ macro_rules! with_rollout {
     }};
 }
 
+#[path = "macro_pass/aliases.rs"]
+mod aliases;
 #[path = "macro_pass/associated.rs"]
 mod associated;
 #[path = "macro_pass/attributes.rs"]
 mod attributes;
 #[path = "macro_pass/buffers.rs"]
 mod buffers;
+#[path = "macro_pass/by_others.rs"]
+mod by_others;
+#[path = "macro_pass/carried.rs"]
+mod carried;
 #[path = "macro_pass/cfg_parameters.rs"]
 mod cfg_parameters;
 #[path = "macro_pass/context.rs"]
@@ -62,6 +68,8 @@ mod registry;
 mod results;
 #[path = "macro_pass/trait_impls.rs"]
 mod trait_impls;
+#[path = "macro_pass/trait_methods.rs"]
+mod trait_methods;
 
 /// The value of a tensor with one element.
 fn value(tensor: &tch::Tensor) -> f64 {

@@ -18,15 +18,14 @@ fn double(x: &Tensor) -> Tensor {
 /// Where the block cannot be recorded, or returns an error itself.
 #[allow(
     deprecated,
+    non_snake_case,
+    private_bounds,
+    private_interfaces,
     unreachable_pub,
     unused_qualifications,
-    clippy::many_single_char_names,
-    clippy::needless_lifetimes,
-    clippy::needless_pass_by_value,
-    clippy::similar_names,
-    clippy::too_many_arguments,
-    clippy::type_complexity,
-    clippy::used_underscore_binding,
+    clippy::all,
+    clippy::nursery,
+    clippy::pedantic,
     reason = "the signature follows the method's"
 )]
 fn double_replay(

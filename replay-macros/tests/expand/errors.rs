@@ -32,13 +32,13 @@ pub fn step_replay(
     "a replay block cannot be `async`: the backward pass runs it again and cannot await; await outside the block"
 }
 ::core::compile_error! {
-    "an input of a replay block goes by its name; write a plain name here and take it apart in the body"
+    "a parameter of a replay block goes by its name; write one, as in `_mask`"
 }
 ::core::compile_error! {
     "an input of a replay block is a tensor (`&Tensor`, `Tensor`, `Option<&Tensor>` or `Option<Tensor>`); mark other data `#[meta]`, owned"
 }
 ::core::compile_error! {
-    "`#[meta]` data is kept until the replay, so it cannot be a reference; pass it owned (`Clone + Send + 'static`)"
+    "`#[meta]` data is kept until the replay, so it cannot be a reference; pass it owned, or as a `&'static` one"
 }
 ::core::compile_error! {
     "an output of a replay block is one tensor, not a container; return a tuple of `Tensor`, or stack them into one"

@@ -1,5 +1,9 @@
 #[replay_block]
+#[inline]
+#[allow(deprecated)]
 impl<'a> Dynamics<f64> for World<'a> {
+    #![expect(nonstandard_style)]
+
     type Noise = f64;
 
     #[replay_block(name = "again")]
@@ -14,7 +18,10 @@ impl<'a> Dynamics<f64> for World<'a> {
 
 // becomes
 
+#[inline]
+#[allow(deprecated)]
 impl<'a> Dynamics<f64> for World<'a> {
+    #![expect(nonstandard_style)]
     type Noise = f64;
     fn step(&self, state: &Tensor, noise: Self::Noise) -> Tensor {
         state + noise
@@ -23,6 +30,8 @@ impl<'a> Dynamics<f64> for World<'a> {
         Tensor::new()
     }
 }
+#[allow(deprecated)]
+#[allow(nonstandard_style)]
 #[allow(
     private_bounds,
     private_interfaces,
@@ -41,15 +50,14 @@ impl<'a> World<'a> {
     /// Where the block cannot be recorded, or returns an error itself.
     #[allow(
         deprecated,
+        non_snake_case,
+        private_bounds,
+        private_interfaces,
         unreachable_pub,
         unused_qualifications,
-        clippy::many_single_char_names,
-        clippy::needless_lifetimes,
-        clippy::needless_pass_by_value,
-        clippy::similar_names,
-        clippy::too_many_arguments,
-        clippy::type_complexity,
-        clippy::used_underscore_binding,
+        clippy::all,
+        clippy::nursery,
+        clippy::pedantic,
         reason = "the signature follows the method's"
     )]
     pub fn again<'rollout>(

@@ -1,4 +1,4 @@
-//! Attributes of the method stay on the method, once; only `#[cfg]` goes to the sibling too.
+//! Attributes of the method stay on the method, once; `carried.rs` has those that go to the sibling too.
 #![deny(warnings)]
 
 use replay_runtime::replay_block;
@@ -53,6 +53,7 @@ fn siblings_run() {
         let x = scalar(1.0);
         [
             world.step_replay(&rollout, &x, &x).unwrap(),
+            #[expect(deprecated)]
             world.old_replay(&rollout, &x).unwrap(),
             world.other_replay(&rollout, &x, &x).unwrap(),
         ]
