@@ -12,6 +12,8 @@ mod tensor;
 pub(crate) use node::{
     Graveyard, NodeState, Replayed, Replayer, attach, backward, barrier, captured_leaves, leaves, sequence,
 };
+#[cfg(test)]
+pub(crate) use state::InferenceGuard;
 pub(crate) use state::{
     Fingerprint, Modes, SavedTensor, WeakTensor, autocast_clear_cache, autocast_enter, autocast_leave, bytes_hash,
     has_cuda, inference_mode, library_version, load_library, rng_get, rng_set,
