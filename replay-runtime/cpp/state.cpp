@@ -293,6 +293,14 @@ int replay_inference_mode() {
   return c10::InferenceMode::is_enabled();
 }
 
+void* replay_inference_enter() {
+  return value_of<void*>([] { return new c10::InferenceMode(); });
+}
+
+void replay_inference_leave(void* guard) {
+  delete static_cast<c10::InferenceMode*>(guard);
+}
+
 int replay_modes_get(replay::Modes* out) {
   return guarded([&] {
     namespace autocast = at::autocast;

@@ -75,6 +75,9 @@ at::Tensor* replay_weak_lock(const replay::WeakTensor* weak);
 void replay_weak_free(replay::WeakTensor* weak);
 
 int replay_inference_mode();
+// For tests: inference mode on this thread, from the one call to the other.
+void* replay_inference_enter();
+void replay_inference_leave(void* guard);
 int replay_modes_get(replay::Modes* out);
 int replay_modes_set(const replay::Modes* modes);
 int replay_autocast_enter(int device_type, int enabled, int dtype);

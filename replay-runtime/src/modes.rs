@@ -109,3 +109,7 @@ fn dtype_of(modes: &Modes, device: Device) -> i8 {
         _ => modes.autocast_cpu_dtype,
     }
 }
+
+#[cfg(test)]
+#[path = "modes_tests.rs"]
+mod tests;

@@ -14,6 +14,8 @@ pub(crate) use node::{
     Graveyard, NodeState, Replayed, Replayer, attach, backward, barrier, graph, graph_since, sequence,
 };
 pub(crate) use rng::{DrawLock, DrawWatch, bytes_hash, register_thread, rng_get, rng_set, several_threads};
+#[cfg(test)]
+pub(crate) use state::InferenceGuard;
 pub(crate) use state::{
     Fingerprint, Modes, SavedTensor, WeakTensor, autocast_clear_cache, autocast_enter, autocast_leave, has_cuda,
     inference_mode, library_version, load_library,

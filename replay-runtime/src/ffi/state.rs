@@ -131,6 +131,28 @@ pub(crate) fn inference_mode() -> bool {
     unsafe { sys::replay_inference_mode() != 0 }
 }
 
+/// Inference mode on this thread while it lives; tch has no guard for it.
+#[cfg(test)]
+#[derive(Debug)]
+pub(crate) struct InferenceGuard(NonNull<std::ffi::c_void>);
+
+#[cfg(test)]
+impl InferenceGuard {
+    pub(crate) fn enter() -> Self {
+        // SAFETY: sets a thread-local mode; the result is new.
+        let raw = unsafe { sys::replay_inference_enter() };
+        Self(NonNull::new(raw).expect("out of memory for a guard"))
+    }
+}
+
+#[cfg(test)]
+impl Drop for InferenceGuard {
+    fn drop(&mut self) {
+        // SAFETY: made by `replay_inference_enter` on this thread, since a `NonNull` is not `Send`; freed once.
+        unsafe { sys::replay_inference_leave(self.0.as_ptr()) }
+    }
+}
+
 /// LibTorch's number of a device's type, and its index.
 pub(super) fn device_code(device: Device) -> (c_int, c_int) {
     match device {

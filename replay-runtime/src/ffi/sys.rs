@@ -85,6 +85,10 @@ unsafe extern "C" {
     pub(super) fn replay_weak_free(weak: *mut CWeak);
 
     pub(super) fn replay_inference_mode() -> c_int;
+    #[cfg(test)]
+    pub(super) fn replay_inference_enter() -> *mut c_void;
+    #[cfg(test)]
+    pub(super) fn replay_inference_leave(guard: *mut c_void);
     pub(super) fn replay_modes_get(out: *mut Modes) -> c_int;
     pub(super) fn replay_modes_set(modes: *const Modes) -> c_int;
     pub(super) fn replay_autocast_enter(device_type: c_int, enabled: c_int, dtype: c_int) -> c_int;
