@@ -7,6 +7,7 @@
 #include <c10/core/InferenceMode.h>
 #include <c10/core/StreamGuard.h>
 #include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
@@ -44,6 +45,25 @@ class Recording {
 
  private:
   std::optional<c10::InferenceMode> off_;
+};
+
+// Takes what arrives at a leaf in place of its `.grad`. LibTorch lays a `.grad` out like its leaf, and a sum, which goes
+// through memory in its order, would then differ in the last bits from that of a plain graph.
+class Catch : public torch::autograd::FunctionPreHook {
+ public:
+  explicit Catch(std::weak_ptr<at::Tensor> slot) : slot_(std::move(slot)) {}
+
+  variable_list operator()(const variable_list& grads) override {
+    const auto slot = slot_.lock();
+    // The replay is over: a leaf that lives on is as any other.
+    if (slot == nullptr) return grads;
+    // Twice where a block inside captures the leaf.
+    if (grads[0].defined()) *slot = slot->defined() ? *slot + grads[0] : grads[0];
+    return {at::Tensor()};
+  }
+
+ private:
+  std::weak_ptr<at::Tensor> slot_;
 };
 
 void execute(
@@ -157,7 +177,7 @@ variable_list ReplayNode::apply(variable_list&&) {
   }
   variable_list result(num_outputs());
   for (size_t i = 0; i < result.size(); ++i)
-    if (replayed.leaves[i].defined()) result[i] = replayed.leaves[i].grad();
+    if (replayed.leaves[i] != nullptr) result[i] = *replayed.leaves[i];
   return result;
 }
 
@@ -290,7 +310,11 @@ int replay_push_root(replay::Replayed* replayed, const at::Tensor* root, const a
 }
 
 int replay_push_leaf(replay::Replayed* replayed, size_t index, const at::Tensor* leaf) {
-  return guarded([&] { replayed->leaves.at(index) = *leaf; });
+  return guarded([&] {
+    auto& slot = replayed->leaves.at(index);
+    slot = std::make_shared<at::Tensor>();
+    torch::autograd::impl::add_hook(*leaf, std::make_unique<replay::Catch>(slot));
+  });
 }
 
 uint64_t replay_sequence() {

@@ -14,6 +14,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <vector>
 
 namespace replay {
 
@@ -21,7 +23,8 @@ namespace replay {
 struct Replayed {
   torch::autograd::edge_list roots;
   torch::autograd::variable_list grads; // of the roots
-  torch::autograd::variable_list leaves; // one for each input; undefined where there is none
+  // What arrives at the leaf of each input; null where there is none.
+  std::vector<std::shared_ptr<at::Tensor>> leaves;
 };
 
 // For `replay_leaves`: nodes of any age and thread.

@@ -4,6 +4,8 @@
 //! LibTorch's autograd over one block at a time, on detached inputs, last block first, the gradients of variables
 //! added up in that order. They agree bit for bit where sums associate alike; a test says which it uses.
 
+pub mod program;
+
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
@@ -134,13 +136,13 @@ fn with_leaves(
     leaf_grads
 }
 
-fn add(slot: &mut Option<Tensor>, grad: &Tensor) {
+pub(crate) fn add(slot: &mut Option<Tensor>, grad: &Tensor) {
     if grad.defined() {
         *slot = Some(slot.take().map_or_else(|| grad.shallow_clone(), |sum| sum + grad));
     }
 }
 
-fn leaf(tensor: &Tensor) -> Tensor {
+pub(crate) fn leaf(tensor: &Tensor) -> Tensor {
     let leaf = tensor.detach();
     if tensor.requires_grad() { leaf.set_requires_grad(true) } else { leaf }
 }

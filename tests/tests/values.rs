@@ -128,6 +128,20 @@ fn a_recurrent_cell_keeps_its_kernels() {
     );
 }
 
+/// The gradient of a sum is one number for all elements, and the input that it arrives at lies in memory column by column.
+/// What comes before adds in the order of memory. One path to the weight: plain autograd's bits.
+#[test]
+fn a_gradient_keeps_its_own_layout_on_its_way_through_a_block() {
+    let setup = || Setup::new(|path| path.var("w", &[2], nn::Init::Randn { mean: 0.0, stdev: 1.0 }));
+    for seed in 0..20 {
+        assert_exact(Oracle::Plain, setup, |how, w, _| {
+            let x = randn(seed, &[2, 2, 3], Kind::Float).transpose(-1, -2);
+            let h = how.block("double", &[("x", &x)], |i| &i[0] * w * 2.0);
+            how.block("same", &[("h", &h)], |i| i[0].shallow_clone()).sum(Kind::Float)
+        });
+    }
+}
+
 /// Central differences of the loss, in f64, against the replayed gradient.
 #[test]
 fn finite_differences_agree() {

@@ -1,0 +1,232 @@
+//! Runs a program on LibTorch's own graph: plainly, or as blocks of a rollout.
+
+use std::collections::BTreeSet;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use replay_runtime::{AutocastGuard, BoxError, ReplayError, Rollout};
+use tch::{Device, Kind, Tensor};
+
+use super::fault::{Broken, attempt};
+use super::world::{World, is_complex};
+use super::{Block, Numbers, Op, Output, Program, Step};
+
+/// How blocks are run.
+pub(super) enum Mode<'r, 'm> {
+    /// As plain calls.
+    Plain,
+    /// As blocks of a rollout.
+    Replay(&'r Rollout<'m>),
+}
+
+const NAMES: [&str; 3] = ["a", "b", "c"];
+
+/// A forward under way: what its steps have made so far.
+pub(super) struct Forward<'p> {
+    world: &'p Rc<World>,
+    program: &'p Program,
+    values: Vec<Tensor>,
+    next: usize,
+}
+
+impl<'p> Forward<'p> {
+    pub(super) fn new(world: &'p Rc<World>, program: &'p Program, leaves: &[Tensor]) -> Self {
+        Self { world, program, values: leaves.iter().map(Tensor::shallow_clone).collect(), next: 0 }
+    }
+
+    /// Runs the steps that are left. After a failure the same step is the next one again.
+    pub(super) fn go_on(&mut self, mode: &Mode<'_, '_>) -> Result<(), Broken> {
+        while let Some(step) = self.program.steps.get(self.next) {
+            let made = attempt(|| run_step(self.world, mode, step, &self.values, 1).map_err(own_error))?;
+            self.values.extend(made);
+            self.next += 1;
+        }
+        Ok(())
+    }
+
+    /// How many steps are done.
+    pub(super) fn done(&self) -> usize {
+        self.next
+    }
+
+    pub(super) fn loss(&self) -> Tensor {
+        let chosen = self.program.loss_of(self.values.len());
+        let tensors: Vec<_> = chosen.into_iter().map(|i| self.values[i].shallow_clone()).collect();
+        self.world.loss(&tensors)
+    }
+}
+
+/// The errors of this module are those of blocks.
+fn own_error(error: BoxError) -> ReplayError {
+    *error.downcast().expect("only blocks fail")
+}
+
+impl Program {
+    /// The first so many steps of it.
+    pub(super) fn first(&self, steps: usize) -> Self {
+        Self { steps: self.steps[..steps].to_vec(), ..self.clone() }
+    }
+
+    /// Which of `count` tensors the loss is made of, each once.
+    pub(super) fn loss_of(&self, count: usize) -> BTreeSet<usize> {
+        self.loss.iter().map(|i| i % count).collect()
+    }
+}
+
+/// What a step makes. `depth` counts the blocks around it, from one.
+fn run_step<'m>(
+    world: &Rc<World>,
+    mode: &Mode<'_, 'm>,
+    step: &Step,
+    values: &[Tensor],
+    depth: usize,
+) -> Result<Vec<Tensor>, BoxError> {
+    match step {
+        Step::Op(op, a, b) => {
+            let (a, b) = (a % values.len(), b % values.len());
+            if op.draws() {
+                world.note(if depth > 1 { "random numbers in a block" } else { "random numbers between blocks" });
+            }
+            if *op == Op::InPlace && depth > 1 {
+                world.note("in place inside a body");
+            }
+            if op.param().is_some() && depth == 1 {
+                world.note("parameters outside of blocks");
+            }
+            let second = if a == b { values[b].detach() } else { values[b].shallow_clone() };
+            Ok(vec![world.apply(*op, &values[a], &second)])
+        }
+        Step::Block(block) => {
+            let inputs: Vec<_> = block.inputs.iter().map(|i| values[i % values.len()].shallow_clone()).collect();
+            note_block(world, block, &inputs, values.len(), depth);
+            run_block(world, mode, block, &inputs, depth)
+        }
+    }
+}
+
+fn run_block(
+    world: &Rc<World>,
+    mode: &Mode<'_, '_>,
+    block: &Arc<Block>,
+    inputs: &[Tensor],
+    depth: usize,
+) -> Result<Vec<Tensor>, BoxError> {
+    let autocast = block.casts(world.numbers, world.kind);
+    let guard = autocast.then(|| AutocastGuard::new(Device::Cpu, Kind::BFloat16));
+    let mut outputs = match mode {
+        Mode::Plain => body(world, mode, block, inputs, depth)?,
+        Mode::Replay(rollout) => replayed(world, rollout, block, inputs, depth)?,
+    };
+    drop(guard);
+    if block.changes_output() {
+        world.note("in place by the caller");
+        World::change(&mut outputs[0]);
+    }
+    Ok(outputs)
+}
+
+fn body(
+    world: &Rc<World>,
+    mode: &Mode<'_, '_>,
+    block: &Arc<Block>,
+    inputs: &[Tensor],
+    depth: usize,
+) -> Result<Vec<Tensor>, BoxError> {
+    let mut values: Vec<_> = inputs.iter().map(Tensor::shallow_clone).collect();
+    world.fault.visit(block.id, false)?;
+    for step in &block.steps {
+        let made = run_step(world, mode, step, &values, depth + 1)?;
+        values.extend(made);
+    }
+    world.fault.visit(block.id, true)?;
+    let value = |output: &Output| &values[output.source().unwrap_or(0) % values.len()];
+    Ok(block.outputs.iter().map(|output| world.output(output, value(output))).collect())
+}
+
+/// As a block with one to three outputs, which are part of its type.
+fn replayed(
+    world: &Rc<World>,
+    rollout: &Rollout<'_>,
+    block: &Arc<Block>,
+    inputs: &[Tensor],
+    depth: usize,
+) -> Result<Vec<Tensor>, BoxError> {
+    let name = format!("block {}", block.id);
+    let inputs: Vec<_> = NAMES.into_iter().zip(inputs).collect();
+    let (world, inner) = (Rc::clone(world), Arc::clone(block));
+    let body = move |rollout: &Rollout<'_>, inputs: &[Tensor]| {
+        body(&world, &Mode::Replay(rollout), &inner, inputs, depth).map(Vec::into_iter)
+    };
+    let short = "as many outputs as the program says";
+    match block.outputs.len() {
+        1 => Ok(vec![rollout.block(&name, &inputs, move |rollout, i| {
+            body(rollout, i).map(|mut out| out.next().expect(short))
+        })?]),
+        2 => {
+            let (a, b) = rollout.block(&name, &inputs, move |rollout, i| {
+                body(rollout, i).map(|mut out| (out.next().expect(short), out.next().expect(short)))
+            })?;
+            Ok(vec![a, b])
+        }
+        _ => {
+            let (a, b, c) = rollout.block(&name, &inputs, move |rollout, i| {
+                let mut next = body(rollout, i)?;
+                let mut next = || next.next().expect(short);
+                Ok::<_, BoxError>((next(), next(), next()))
+            })?;
+            Ok(vec![a, b, c])
+        }
+    }
+}
+
+impl Block {
+    /// Whether it runs under autocast. A block around others does not: its own uses of a weight would share one cast.
+    pub(super) fn casts(&self, numbers: Numbers, kind: Kind) -> bool {
+        self.autocast && numbers == Numbers::Real && kind == Kind::Float && !self.nests()
+    }
+
+    /// Whether its body runs blocks.
+    pub(super) fn nests(&self) -> bool {
+        self.steps.iter().any(|step| matches!(step, Step::Block(_)))
+    }
+
+    /// Whether its caller changes its first output in place.
+    pub(super) fn changes_output(&self) -> bool {
+        self.change_output && matches!(self.outputs[0], Output::Doubled(_))
+    }
+}
+
+/// What the census counts of blocks, in their forward and in replays.
+fn note_block(world: &World, block: &Block, inputs: &[Tensor], known: usize, depth: usize) {
+    let note = |condition: bool, what| {
+        if condition {
+            world.note(what);
+        }
+    };
+    let distinct: BTreeSet<_> = block.inputs.iter().map(|i| i % known).collect();
+    note(distinct.len() < block.inputs.len(), "one tensor twice in a block");
+    note(depth == 2, "blocks in blocks");
+    note(depth == 3, "blocks in blocks in blocks");
+    note(block.casts(world.numbers, world.kind), "autocast");
+    note(block.outputs.len() > 1, "several outputs");
+    for input in inputs {
+        note(!input.is_contiguous(), "views as inputs");
+        note(input.numel() == 0, "empty inputs");
+        note(input.dim() == 0, "inputs without dimensions");
+        note(input.kind() == Kind::Int64, "integer inputs");
+        note(is_complex(input.kind()), "complex inputs");
+        note(!input.requires_grad(), "inputs without grad");
+        note(input.requires_grad() && input.is_leaf(), "leaves as inputs");
+    }
+    let values = inputs.len() + block.steps.len();
+    for output in &block.outputs {
+        match output {
+            Output::Value(i) => note(i % values < inputs.len(), "inputs as outputs"),
+            Output::View(_) => note(true, "views as outputs"),
+            Output::Param(_) => note(true, "parameters as outputs"),
+            Output::Detached(_) => note(true, "detached outputs"),
+            Output::Indices(_) => note(true, "integer outputs"),
+            Output::Doubled(_) => {}
+        }
+    }
+}
