@@ -8,7 +8,7 @@ use tch::{Device, Kind, Tensor, nn};
 
 use super::*;
 use crate::ffi::InferenceGuard;
-use crate::{Rollout, is_replaying};
+use crate::{ReplayError, Rollout, is_replaying};
 
 const OPTIONS: (Kind, Device) = (Kind::Float, Device::Cpu);
 
