@@ -19,7 +19,7 @@ use crate::model::{Block, Owner, Parameter, Role, Value};
 pub(crate) fn sibling(block: &Block) -> TokenStream {
     let Block { sibling, vis, attrs, krate, lifetime, rollout, .. } = block;
     let docs = docs::of(block);
-    let allow = allow();
+    let allow = allow(block);
     let (generics, _, where_clause) = block.generics.split_for_impl();
     let receiver = block.receiver.as_ref().map(|receiver| {
         let token = receiver.self_token;
@@ -63,11 +63,15 @@ fn output(block: &Block) -> TokenStream {
 }
 
 /// Lints that would say about the sibling what they already said about the method, or what the user cannot change.
-fn allow() -> TokenStream {
+fn allow(block: &Block) -> TokenStream {
+    // Only where it speaks: a crate that forbids a lint cannot be told to allow it.
+    let names = block.parameters.iter().map(|parameter| &parameter.ident).chain([&block.method]);
+    let capitals = names.into_iter().any(|name| name.to_string().contains(char::is_uppercase));
+    let non_snake_case = capitals.then(|| quote!(non_snake_case,));
     quote! {
         #[allow(
+            #non_snake_case
             deprecated,
-            non_snake_case,
             private_bounds,
             private_interfaces,
             unreachable_pub,

@@ -437,3 +437,7 @@ impl<T> InBlock<T> for Result<T, ShimError> {
         self.map_err(|error| ReplayError::Torch { block: block.to_owned(), action, source: error.into() })
     }
 }
+
+#[cfg(test)]
+#[path = "error_tests.rs"]
+mod tests;

@@ -56,6 +56,8 @@ mod impl_blocks;
 mod lifetimes;
 #[path = "macro_pass/lints.rs"]
 mod lints;
+#[path = "macro_pass/local.rs"]
+mod local;
 #[path = "macro_pass/macro_rules.rs"]
 mod macro_rules;
 #[path = "macro_pass/nested.rs"]

@@ -47,8 +47,8 @@ pub fn step(
 ///
 /// Where the block cannot be recorded, or returns an error itself.
 #[allow(
-    deprecated,
     non_snake_case,
+    deprecated,
     private_bounds,
     private_interfaces,
     unreachable_pub,

@@ -24,7 +24,6 @@ pub fn step(&self, state: &Tensor, action: &Tensor, frame: i64) -> (Tensor, Tens
 /// Where the block cannot be recorded, or returns an error itself.
 #[allow(
     deprecated,
-    non_snake_case,
     private_bounds,
     private_interfaces,
     unreachable_pub,

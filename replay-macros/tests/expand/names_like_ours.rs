@@ -23,7 +23,6 @@ fn r#loop<'rollout>(
 /// Where the block cannot be recorded, or returns an error itself.
 #[allow(
     deprecated,
-    non_snake_case,
     private_bounds,
     private_interfaces,
     unreachable_pub,

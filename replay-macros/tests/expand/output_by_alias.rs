@@ -18,7 +18,6 @@ fn step(&self, x: &Tensor) -> Pair {
 /// Where the block cannot be recorded, or returns an error itself.
 #[allow(
     deprecated,
-    non_snake_case,
     private_bounds,
     private_interfaces,
     unreachable_pub,

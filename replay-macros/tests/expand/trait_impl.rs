@@ -37,7 +37,6 @@ where
     /// Where the block cannot be recorded, or returns an error itself.
     #[allow(
         deprecated,
-        non_snake_case,
         private_bounds,
         private_interfaces,
         unreachable_pub,

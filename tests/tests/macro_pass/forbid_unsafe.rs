@@ -1,5 +1,5 @@
 //! Generated code passes where the user forbids `unsafe`.
-#![forbid(unsafe_code)]
+#![forbid(unsafe_code, non_snake_case)]
 #![allow(unreachable_pub)]
 
 use replay_runtime::{Rollout, replay_block};
