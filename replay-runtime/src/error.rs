@@ -102,7 +102,7 @@ pub enum ReplayError {
 
     /// A block changed a variable of the `VarStore` in a way that no option allows.
     #[error(
-        "replay block `{block}` changes variable `{variable}` ({what}), and its replay would start from another one\nchange it before the rollout's first block or after `backward`"
+        "replay block `{block}` changes variable `{variable}` ({what}), which its replay needs as it was\nchange variables before the rollout's first block or after `backward`"
     )]
     VariableWritten {
         /// The block.

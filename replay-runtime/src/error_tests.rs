@@ -52,17 +52,25 @@ examples! {
         { block: pump(), tensor: "output 0".to_owned(), found: "Mps".to_owned(), expected: "Cpu or Cuda".to_owned() }
     ]
     InputWritten [{ block: pump(), input: flow() }]
-    VariableWritten [{ block: pump(), variable: weight() }]
+    VariableWritten [{ block: pump(), variable: weight(), what: "values" }]
+    BufferWritten [{ block: pump(), variable: weight() }]
     VariableAdded [{ block: pump() }]
     Escaped [{ block: pump(), input: flow() }]
     VariableShared [{ shape: vec![512, 512] }]
     Captured [{ block: pump(), operation: "ExpBackward0".to_owned() }]
     InputChanged [{ block: pump(), input: flow() }]
     VariableChanged [{ block: pump(), variable: weight(), what: "values" }]
+    RandomWithoutState [{ block: pump() }]
+    UnknownDevice [{ block: pump(), device: "Cuda(0)".to_owned() }]
+    InPlace [{ block: pump() }]
     RngDiverged [{ block: pump(), device: "Cpu".to_owned() }]
     OutputMismatch [
         { block: pump(), what: "output 0".to_owned(), expected: output(5), found: output(4) }
         { block: pump(), what: "number of outputs".to_owned(), expected: "2".to_owned(), found: "3".to_owned() }
+    ]
+    ValuesDiffer [
+        { block: pump(), output: 1, difference: 3e-7 }
+        { block: pump(), output: 0, difference: f64::NAN }
     ]
     LossNotScalar [{ shape: vec![5, 6] }]
     LossNotReal [{ kind: tch::Kind::Int64 }]

@@ -1,7 +1,7 @@
 //! All guarantees, for every combination of what the builder offers: each gives plain autograd's gradient, or an error
 //! that says why. Public choices of the builder that are missing here fail the last test.
 
-use replay_runtime::{AutocastGuard, ReplayError, Rollout, RolloutBuilder, is_replaying};
+use replay_runtime::{AutocastGuard, Check, ReplayError, Rollout, RolloutBuilder, is_replaying};
 use replay_tests::{Setup, randn, same_bits};
 use tch::{Device, Kind, Tensor, nn};
 
@@ -9,8 +9,19 @@ use tch::{Device, Kind, Tensor, nn};
 type Choice = (&'static str, fn(RolloutBuilder<'_>) -> RolloutBuilder<'_>);
 
 /// The choices that are not the default's.
-const CHOICES: [Choice; 2] =
-    [("offload", |builder| builder.offload(true)), ("restore_gradients", |builder| builder.restore_gradients(false))];
+const CHOICES: [Choice; 6] = [
+    ("offload", |builder| builder.offload(true)),
+    ("restore_gradients", |builder| builder.restore_gradients(false)),
+    ("check", |builder| builder.check(Check::Values)),
+    ("serialize_rng", |builder| builder.serialize_rng(false)),
+    ("device", |builder| builder.device(Device::Cpu)),
+    ("preserve_rng_state", |builder| builder.preserve_rng_state(false)),
+];
+
+/// Whether the set has the last choice, with which a block that draws is an error.
+fn refuses_draws(set: usize) -> bool {
+    set >> (CHOICES.len() - 1) & 1 == 1
+}
 
 /// What stands around a rollout.
 #[derive(Clone, Copy, Debug)]
@@ -55,26 +66,33 @@ fn builder<'m>(stores: &'m Stores, around: Around, set: usize) -> RolloutBuilder
         .fold(builder, |builder, (_, (_, choose))| choose(builder))
 }
 
-/// One tiny block that draws, inside another, by plain calls where there is no rollout.
-fn tiny<'m>(rollout: Option<&Rollout<'m>>, stores: &'m Stores, fail: bool) -> Result<Tensor, ReplayError> {
-    let body = move |i: &[Tensor]| (i[0].matmul(&stores.w) * &stores.v).dropout(0.3, true);
+/// What the tiny program does beside its sums.
+#[derive(Clone, Copy, Default)]
+struct Act {
+    draw: bool,
+    fail: bool,
+}
+
+/// One tiny block, inside another, by plain calls where there is no rollout.
+fn tiny<'m>(rollout: Option<&Rollout<'m>>, stores: &'m Stores, act: Act) -> Result<Tensor, ReplayError> {
+    let body = move |i: &[Tensor]| (i[0].matmul(&stores.w) * &stores.v).dropout(0.3, act.draw);
     tch::manual_seed(5);
     let x = Tensor::ones([3, 4], (Kind::Float, Device::Cpu)).set_requires_grad(true);
     let y = match rollout {
         None => body(&[x]),
         Some(rollout) => rollout.block("outer", &[("x", &x)], move |rollout, i| {
             let y = rollout.block("inner", &[("x", &i[0])], move |_, i| body(i))?;
-            if fail && is_replaying() { Err(ReplayError::Inference) } else { Ok(y) }
+            if act.fail && is_replaying() { Err(ReplayError::Inference) } else { Ok(y) }
         })?,
     };
     Ok(y.to_kind(Kind::Float).square().sum(Kind::Float))
 }
 
-fn run(around: Around, set: Option<usize>) -> [Tensor; 2] {
+fn run(around: Around, set: Option<usize>, draw: bool) -> [Tensor; 2] {
     let stores = Stores::new(around);
     let rollout = set.map(|set| builder(&stores, around, set).build());
     let autocast = around.autocast.then(|| AutocastGuard::new(Device::Cpu, Kind::BFloat16));
-    let loss = tiny(rollout.as_ref(), &stores, false).unwrap();
+    let loss = tiny(rollout.as_ref(), &stores, Act { draw, fail: false }).unwrap();
     drop(autocast);
     match rollout {
         Some(rollout) => drop(rollout.backward(&loss).unwrap()),
@@ -91,11 +109,27 @@ fn surroundings() -> impl Iterator<Item = Around> {
 #[test]
 fn every_combination_is_exact() {
     for around in surroundings() {
-        let expected = run(around, None);
-        for set in 0..1 << CHOICES.len() {
-            let found = run(around, Some(set));
-            let same = expected.iter().zip(&found).all(|(a, b)| same_bits(a, b));
-            assert!(same, "{around:?}, choices {set:b}");
+        for draw in [true, false] {
+            let expected = run(around, None, draw);
+            for set in (0..1 << CHOICES.len()).filter(|set| !(draw && refuses_draws(*set))) {
+                let found = run(around, Some(set), draw);
+                let same = expected.iter().zip(&found).all(|(a, b)| same_bits(a, b));
+                assert!(same, "{around:?}, choices {set:b}");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_combination_without_the_generators_state_refuses_draws() {
+    for around in surroundings() {
+        for set in (0..1 << CHOICES.len()).filter(|set| refuses_draws(*set)) {
+            let stores = Stores::new(around);
+            let rollout = builder(&stores, around, set).build();
+            let outcome = tiny(Some(&rollout), &stores, Act { draw: true, fail: false });
+            // The inner block's error is the outer one's source.
+            let text = format!("{:?}", outcome.unwrap_err());
+            assert!(text.contains("`inner` draws random numbers"), "{text}");
         }
     }
 }
@@ -108,7 +142,7 @@ fn every_combination_fails_cleanly() {
             let stores = Stores::new(around);
             let before = stores.grads();
             let rollout = builder(&stores, around, set).build();
-            let loss = tiny(Some(&rollout), &stores, true).unwrap();
+            let loss = tiny(Some(&rollout), &stores, Act { draw: false, fail: true }).unwrap();
             assert!(matches!(rollout.backward(&loss), Err(ReplayError::Block { .. })), "{around:?}, choices {set:b}");
             let unchanged =
                 |(a, b): (&Tensor, &Tensor)| a.defined() == b.defined() && (!a.defined() || same_bits(a, b));
@@ -122,7 +156,8 @@ fn every_combination_fails_cleanly() {
 #[test]
 fn defaults_can_be_said() {
     let setup = Setup::new(|path| path.var("w", &[1], nn::Init::Const(2.0)));
-    let said = Rollout::builder(&setup.vs).offload(false).restore_gradients(true);
+    let said = Rollout::builder(&setup.vs).offload(false).restore_gradients(true).check(Check::default());
+    let said = said.serialize_rng(true).preserve_rng_state(true);
     assert_eq!(format!("{said:?}"), format!("{:?}", Rollout::builder(&setup.vs)));
 }
 

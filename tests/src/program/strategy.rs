@@ -152,6 +152,11 @@ fn failures() -> impl Strategy<Value = Failure> {
         Way::TorchPanic,
         Way::PanicWithoutGrad,
     ]);
-    (any_number(), 1..=4usize, way, any::<bool>(), any::<bool>())
-        .prop_map(|(block, run, way, late, retry)| Failure { block, run, way, late, retry })
+    (any_number(), 1..=4usize, way, any::<bool>(), any::<bool>()).prop_map(|(block, run, way, late, retry)| Failure {
+        block,
+        run,
+        way,
+        late,
+        retry,
+    })
 }
