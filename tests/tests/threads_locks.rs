@@ -86,20 +86,21 @@ fn worker(asked: Receiver<()>, done: Sender<Vec<u8>>) {
     }
 }
 
-/// Another thread, and how to have it train once meanwhile.
-struct Other(Sender<()>, Receiver<Vec<u8>>);
+/// Another thread, how to have it train once meanwhile, and how often it has.
+struct Other(Sender<()>, Receiver<Vec<u8>>, Cell<u32>);
 
 impl Other {
     fn start() -> Self {
         let ((ask, asked), (send, receive)) = (channel(), channel());
         thread::spawn(move || worker(asked, send));
-        Self(ask, receive)
+        Self(ask, receive, Cell::new(0))
     }
 
     fn trains(&self) {
         self.0.send(()).unwrap();
         let grad = self.1.recv_timeout(PATIENCE).expect("the other thread is not held up");
         assert_eq!(grad, bytes(&Tensor::ones([4], (Kind::Float, Device::Cpu))));
+        self.2.set(self.2.get() + 1);
     }
 }
 
@@ -126,6 +127,7 @@ fn another_thread_trains_while_a_body_runs_again() {
         model.leaf(&i[0])
     });
     rollout.backward(&y.unwrap().sum(Kind::Float)).unwrap();
+    assert_eq!(other.2.get(), 1);
 }
 
 /// A block whose closure waits for another thread when it is dropped.
@@ -153,6 +155,7 @@ fn another_thread_trains_while_a_capture_is_dropped() {
     let rollout = Rollout::new(&setup.vs);
     let _unused = waiting(&rollout, w, &other, &armed);
     drop(rollout);
+    assert_eq!(other.2.get(), 4);
 }
 
 /// A model whose context waits for another thread, when the scope of a replay is opened and when it is closed.
@@ -195,6 +198,7 @@ fn another_thread_trains_while_a_context_is_entered_and_left() {
     let y = setup.model.slow_replay(&rollout, &x()).unwrap();
     rollout.backward(&y.sum(Kind::Float)).unwrap();
     assert!(setup.model.0.grad().equal(&x()));
+    assert_eq!(other.2.get(), 2);
 }
 
 /// The lock of a gradient is held while it is moved, and not while a body runs: a body may read it.
