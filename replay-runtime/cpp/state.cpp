@@ -31,6 +31,7 @@ struct SavedTensor {
   at::Tensor data; // detached: same storage and version counter; or a copy on the host
   at::Device device;
   std::vector<int64_t> sizes;
+  std::vector<int64_t> strides; // of the tensor without its expanded dimensions; for a copy on the host
   bool on_host;
   WeakImpl identity;
 };
@@ -239,12 +240,14 @@ int replay_saved_new(const at::Tensor* tensor, int on_host, replay::SavedTensor*
         tensor->detach(),
         tensor->device(),
         tensor->sizes().vec(),
+        {},
         on_host != 0 && tensor->is_cuda() && tensor->layout() == at::kStrided,
         replay::WeakImpl(tensor->getIntrusivePtr())});
     if (saved->on_host) {
       const at::Tensor once = replay::collapse(saved->data);
       at::Tensor host = at::empty_like(once, once.options().device(at::kCPU).pinned_memory(true));
       host.copy_(once);
+      saved->strides = once.strides().vec();
       saved->data = std::move(host);
     }
     *out = saved.release();
@@ -254,8 +257,14 @@ int replay_saved_new(const at::Tensor* tensor, int on_host, replay::SavedTensor*
 int replay_saved_leaf(const replay::SavedTensor* saved, int requires_grad, at::Tensor** out) {
   return guarded([&] {
     at::AutoGradMode off(false);
-    at::Tensor leaf = saved->on_host ? saved->data.to(saved->device).expand(saved->sizes).detach()
-                                     : saved->data.detach();
+    at::Tensor leaf = saved->data;
+    if (saved->on_host) {
+      // In the strides of the forward, since kernels are chosen by them too.
+      leaf = at::empty_strided(leaf.sizes(), saved->strides, leaf.options().device(saved->device).pinned_memory(false));
+      leaf.copy_(saved->data);
+      leaf = leaf.expand(saved->sizes);
+    }
+    leaf = leaf.detach();
     if (requires_grad != 0) leaf.set_requires_grad(true);
     *out = new at::Tensor(std::move(leaf));
   });

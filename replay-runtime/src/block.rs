@@ -196,7 +196,7 @@ impl<'m> Call<'_, 'm> {
         let captured: Vec<_> = captured.into_iter().map(|(leaf, print)| (WeakTensor::new(&leaf), print)).collect();
         drop(graph);
         self.note_escaped(leaves);
-        let (saved, inputs) = self.save(&prints)?;
+        let (saved, inputs) = self.save(&prints, &variables)?;
         let contexts = self.contexts();
         let block = Arc::clone(&self.label.block);
         let node = NodeState::new(state.new_entry_number(), block, saved, Arc::clone(&state.graveyard));
@@ -238,9 +238,9 @@ impl<'m> Call<'_, 'm> {
     fn save(
         &self,
         prints: &[Option<Fingerprint>],
+        variables: &Snapshot,
     ) -> Result<(Vec<Option<Arc<ffi::SavedTensor>>>, Vec<Option<InputRecord>>), ReplayError> {
         let block = &self.label.block;
-        let offload = self.state.options.offload;
         let mut saved = Vec::new();
         let mut records = Vec::new();
         for (input, print) in self.inputs.iter().zip(prints) {
@@ -249,7 +249,9 @@ impl<'m> Call<'_, 'm> {
                 records.push(None);
                 continue;
             };
-            let kept = self.state.saved.keep(input, print, offload).in_block(block, "save an input")?;
+            // A variable stays where it is for the model's sake: a copy on the host would free nothing.
+            let on_host = self.state.options.offload && !variables.knows(ffi::identity(input));
+            let kept = self.state.saved.keep(input, print, on_host).in_block(block, "save an input")?;
             self.state.ledger.borrow_mut().saved(block, kept.bytes, kept.saved.is_on_host());
             let print = kept.saved.fingerprint().in_block(block, "save an input")?;
             records.push(Some(InputRecord { print, requires_grad: input.requires_grad() }));

@@ -193,6 +193,33 @@ fn an_old_gradient_of_another_kind() {
     }
 }
 
+/// A body that differentiates a rollout of its own over the same store adds to the same gradients each time that it runs;
+/// the outer pass adds its own, and where it fails all are as before.
+#[test]
+fn a_rollout_over_the_same_store_inside_a_body() {
+    for fail in [false, true] {
+        let setup = with_old(setup());
+        let (vs, w, x) = (&setup.vs, &setup.model, whole(2, &[3, 2]));
+        let old = w.grad().copy();
+        let inner = |x: &Tensor| {
+            let own = Rollout::new(vs);
+            let y = own.block("inner", &[("x", x)], |_, i| i[0].matmul(w) * 3.0).unwrap();
+            own.backward(&y.sum(Kind::Float)).unwrap();
+        };
+        let rollout = Rollout::new(vs);
+        let outer = rollout.block("outer", &[("x", &x)], |_, i| {
+            inner(&i[0]);
+            if fail && replay_runtime::is_replaying() { Err("no") } else { Ok(i[0].matmul(w)) }
+        });
+        // The gradient of a product's sum: the column sums of the input, in each column.
+        let once = x.sum_dim_intlist(0i64, false, Kind::Float).unsqueeze(1).expand([2, 2], false);
+        assert!(w.grad().equal(&(&old + &once * 3.0)), "after the forward");
+        assert_eq!(rollout.backward(&outer.unwrap().sum(Kind::Float)).is_err(), fail);
+        let expected = if fail { &old + &once * 3.0 } else { &old + &once * 7.0 };
+        assert!(w.grad().equal(&expected), "{}", w.grad());
+    }
+}
+
 /// Two steps with an optimizer, the loss no scalar the first time; then another thread's rollout of the same variables,
 /// which would be refused if a claim on them were left.
 #[test]

@@ -3,7 +3,7 @@
 
 use std::cell::Cell;
 
-use replay_runtime::{Check, ReplayError, Rollout, is_replaying};
+use replay_runtime::{BoxError, Check, ReplayContext, ReplayError, Rollout, is_replaying, replay_block};
 use replay_tests::{Setup, randn, same_bits};
 use tch::nn::Module;
 use tch::{Device, Kind, Tensor, nn};
@@ -141,6 +141,67 @@ fn an_inner_block_that_drifts_is_named() {
     });
     let error = rollout.backward(&y.unwrap().sum(Kind::Float)).unwrap_err();
     assert!(matches!(&error, ReplayError::ValuesDiffer { block, .. } if block == "inner"), "{error:?}");
+}
+
+/// Numbers that do not come from LibTorch: a context puts their generator back, and without one the values tell.
+#[test]
+fn a_generator_of_the_users_own() {
+    struct Noisy {
+        weight: Tensor,
+        seed: Cell<u32>,
+    }
+    struct Put<'a>(&'a Cell<u32>, Option<u32>);
+    impl Drop for Put<'_> {
+        fn drop(&mut self) {
+            self.1.iter().for_each(|&seed| self.0.set(seed));
+        }
+    }
+    struct Seed<'a>(&'a Cell<u32>, u32);
+    impl ReplayContext for Seed<'_> {
+        type Scope<'s>
+            = Put<'s>
+        where
+            Self: 's;
+        fn forward(&self) -> Result<Put<'_>, BoxError> {
+            Ok(Put(self.0, None))
+        }
+        fn replay(&self) -> Result<Put<'_>, BoxError> {
+            Ok(Put(self.0, Some(self.0.replace(self.1))))
+        }
+    }
+    impl Noisy {
+        fn draw(&self) -> f64 {
+            self.seed.set(self.seed.get().wrapping_mul(1_664_525).wrapping_add(1_013_904_223));
+            f64::from(self.seed.get() >> 8) / f64::from(1 << 24)
+        }
+        fn context(&self) -> Seed<'_> {
+            Seed(&self.seed, self.seed.get())
+        }
+        #[replay_block]
+        fn bare(&self, x: &Tensor) -> Tensor {
+            x * &self.weight * self.draw()
+        }
+        #[replay_block(context = Self::context)]
+        fn kept(&self, x: &Tensor) -> Tensor {
+            x * &self.weight * self.draw()
+        }
+    }
+    let setup = Setup::new(|path| Noisy { weight: path.ones("weight", &[1]), seed: Cell::new(7) });
+    let x = Tensor::ones([1], (Kind::Float, Device::Cpu));
+    let rollout = Rollout::builder(&setup.vs).check(Check::Values).build();
+    let y = setup.model.bare_replay(&rollout, &x).unwrap();
+    let error = rollout.backward(&y.sum(Kind::Float)).unwrap_err();
+    assert!(matches!(error, ReplayError::ValuesDiffer { .. }), "{error:?}");
+
+    let rollout = Rollout::builder(&setup.vs).check(Check::Values).build();
+    let h = setup.model.kept_replay(&rollout, &x).unwrap();
+    let y = setup.model.kept_replay(&rollout, &h).unwrap();
+    let seed = setup.model.seed.get();
+    rollout.backward(&y.sum(Kind::Float)).unwrap();
+    assert_eq!(setup.model.seed.get(), seed);
+    // y is the product of both draws times the square of the weight, which is one.
+    let difference = (setup.model.weight.grad() - &y * 2.0).abs().max().double_value(&[]);
+    assert!(difference < 1e-6, "{difference}");
 }
 
 /// Gradients are those of a rollout that does not compare.

@@ -108,6 +108,21 @@ fn a_gradient_asked_for_a_parameter_alone_is_undefined() {
     assert!(!grads[0].defined());
 }
 
+/// Of several, those that the refused pass would have come to before are left without a gradient too.
+#[test]
+fn gradients_asked_for_several_tensors_are_an_error_and_none_is_left() {
+    let setup = with_leaf();
+    let rollout = Rollout::new(&setup.vs);
+    let (model, x) = (&setup.model, &setup.leaves[0].1);
+    let own = randn(3, &[6], Kind::Float).set_requires_grad(true);
+    let loss = chain_of_leaf(&How::Replay(&rollout), model, &setup.leaves) * (&own * &model.ws).sum(Kind::Float);
+    for wanted in [vec![&own, x], vec![x, &model.ws], vec![&model.ws, &own, x]] {
+        assert_foreign(&Tensor::f_run_backward(&[&loss], &wanted, true, false).unwrap_err());
+        assert!(!own.grad().defined());
+        assert_untrained(&setup);
+    }
+}
+
 #[test]
 fn a_plain_backward_on_another_thread_is_an_error() {
     let setup = Setup::new(linear);

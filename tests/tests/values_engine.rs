@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use replay_runtime::{ReplayError, Rollout};
-use replay_tests::{How, Oracle, Outcome, Setup, assert_exact, assert_same, randn};
+use replay_tests::{How, Oracle, Outcome, Setup, assert_exact, assert_same, randn, same_bits};
 use tch::nn::Module;
 use tch::{Kind, Tensor, nn};
 
@@ -171,4 +171,24 @@ fn blocks_without_gradient_among_others() {
         assert!(!constant.requires_grad() && !cut.requires_grad());
         (step(how, model, &(h * constant)) * cut).sum(Kind::Float)
     });
+}
+
+/// The loss is a leaf, an input's leaf, or what a block returned, with nothing in between.
+#[test]
+fn a_loss_without_operations() {
+    let setup = Setup::new(|path| path.var("w", &[1], nn::Init::Const(0.5)));
+    let w = &setup.model;
+    Rollout::new(&setup.vs).backward(w).unwrap();
+    assert!(same_bits(&w.grad(), &w.ones_like()));
+
+    let x = Tensor::from(3f32).set_requires_grad(true);
+    let rollout = Rollout::new(&setup.vs);
+    let same = rollout.block("same", &[("x", &x)], |_, i| i[0].shallow_clone()).unwrap();
+    rollout.backward(&same).unwrap();
+    assert!(same_bits(&x.grad(), &x.ones_like()) && same_bits(&w.grad(), &w.ones_like()));
+
+    let rollout = Rollout::new(&setup.vs);
+    let product = rollout.block("product", &[("x", &x)], |_, i| &i[0] * w).unwrap();
+    rollout.backward(&product).unwrap();
+    assert!(same_bits(&w.grad(), &w.full_like(4.0)) && same_bits(&x.grad(), &x.full_like(1.5)));
 }
