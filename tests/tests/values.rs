@@ -136,7 +136,7 @@ fn a_gradient_keeps_its_own_layout_on_its_way_through_a_block() {
     for seed in 0..20 {
         assert_exact(Oracle::Plain, setup, |how, w, _| {
             let x = randn(seed, &[2, 2, 3], Kind::Float).transpose(-1, -2);
-            let h = how.block("double", &[("x", &x)], |i| &i[0] * w * 2.0);
+            let h = how.block("double", &[("x", &x)], move |i| &i[0] * w * 2.0);
             how.block("same", &[("h", &h)], |i| i[0].shallow_clone()).sum(Kind::Float)
         });
     }
