@@ -1,5 +1,6 @@
 #include "node.h"
 #include "pass.h"
+#include "state.h"
 
 #include <ATen/SequenceNumber.h>
 #include <ATen/ThreadLocalState.h>
@@ -13,6 +14,7 @@
 #include <torch/csrc/autograd/variable.h>
 #include <torch/headeronly/version.h>
 
+#include <algorithm>
 #include <chrono>
 #include <exception>
 #include <functional>
@@ -214,6 +216,12 @@ void execute_elsewhere(const std::shared_ptr<Run>& run, const edge_list& roots, 
   if (error) std::rethrow_exception(error);
 }
 
+// Before the next pass adds to gradients in place, each has storage of its own.
+void settle(Run& run) {
+  auto& leaves = run.bare;
+  leaves.erase(std::remove_if(leaves.begin(), leaves.end(), settle_grad), leaves.end());
+}
+
 // Runs the engine with the token that names `run`. Gradients are accumulated into the leaves.
 void execute(
     const std::shared_ptr<Run>& run,
@@ -225,9 +233,13 @@ void execute(
     Count() { ++open_passes; }
     ~Count() { --open_passes; }
   } count;
-  c10::DebugInfoGuard token(kToken, std::make_shared<Token>(run, desk));
-  Engine::get_default_engine().execute(
-      roots, grads, /*keep_graph=*/false, /*create_graph=*/false, /*accumulate_grad=*/true, {});
+  settle(*run);
+  {
+    c10::DebugInfoGuard token(kToken, std::make_shared<Token>(run, desk));
+    Engine::get_default_engine().execute(
+        roots, grads, /*keep_graph=*/false, /*create_graph=*/false, /*accumulate_grad=*/true, {});
+  }
+  settle(*run);
 }
 
 } // namespace
@@ -287,10 +299,17 @@ int replay_barrier(
   });
 }
 
-int replay_backward(uint64_t rollout, const void* replayer, const at::Tensor* loss) {
+int replay_backward(
+    uint64_t rollout,
+    const void* replayer,
+    const at::Tensor* loss,
+    const at::Tensor* const* leaves,
+    size_t n_leaves) {
   return guarded([&] {
     const auto run = std::make_shared<replay::Run>(
-        replay::Run{rollout, replayer, std::this_thread::get_id()});
+        replay::Run{rollout, replayer, std::this_thread::get_id(), {}});
+    for (size_t i = 0; i < n_leaves; ++i)
+      if (leaves[i]->requires_grad() && !leaves[i]->grad().defined()) run->bare.push_back(*leaves[i]);
     struct Ending {
       replay::Run& run;
       ~Ending() { run.ended = true; }

@@ -74,9 +74,14 @@ int replay_barrier(
     at::Tensor* const* outputs,
     size_t n_outputs);
 
-// `loss.backward()` in the name of `rollout`. `replayer` is handed to `run` and `finished`, on the calling thread,
-// and is not used after this function has returned.
-int replay_backward(uint64_t rollout, const void* replayer, const at::Tensor* loss);
+// `loss.backward()` in the name of `rollout`, which may accumulate into `leaves`. `replayer` is handed to `run` and
+// `finished`, on the calling thread, and is not used after this function has returned.
+int replay_backward(
+    uint64_t rollout,
+    const void* replayer,
+    const at::Tensor* loss,
+    const at::Tensor* const* leaves,
+    size_t n_leaves);
 
 // For `NodeCallbacks::run`: a root with the gradient that arrived for it (the root itself is not kept, only where
 // its graph begins), and the leaf that stands for input `index`.

@@ -1,6 +1,7 @@
 // One backward pass: in whose name it runs, on which thread its closures run, and how other threads bring them there.
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <condition_variable>
@@ -12,6 +13,7 @@
 #include <mutex>
 #include <string_view>
 #include <thread>
+#include <vector>
 
 namespace replay {
 
@@ -78,6 +80,8 @@ struct Run {
   const uint64_t rollout;
   const void* const replayer;
   const std::thread::id owner;
+  // The leaves that have no gradient yet, or had none when it was last looked.
+  std::vector<at::Tensor> bare;
   // Written and read by the owner alone.
   bool ended = false;
 };

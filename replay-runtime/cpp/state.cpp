@@ -118,6 +118,18 @@ class GradLock {
 };
 
 } // namespace
+
+bool settle_grad(const at::Tensor& leaf) {
+  const GradLock lock(leaf);
+  if (!leaf.grad().defined()) return false;
+  at::Tensor& grad = leaf.mutable_grad();
+  if (has_storage(grad) && grad.storage().use_count() > 1) {
+    at::AutoGradMode off(false);
+    grad = grad.clone();
+  }
+  return true;
+}
+
 } // namespace replay
 
 using replay::guarded;

@@ -37,6 +37,11 @@ struct Modes {
   uint8_t deterministic_warn_only;
   uint8_t deterministic_fill;
 };
+
+// Whether the leaf has a gradient; if so, one with storage of its own afterwards. LibTorch hands over the first one
+// without a look at who else holds its storage: the gradient of another leaf, or one that is still on its way. What is
+// then added in place would be added there too.
+bool settle_grad(const at::Tensor& leaf);
 } // namespace replay
 
 extern "C" {

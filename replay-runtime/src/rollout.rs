@@ -168,8 +168,9 @@ impl<'m> Rollout<'m> {
         self.check_loss(loss)?;
         let started = Instant::now();
         let leaves = self.leaves(loss)?;
-        let transaction = self.state.options.transaction.then(|| Transaction::begin(leaves)).transpose()?;
-        let outcome = ffi::backward(self.state.id, &*self.state, loss);
+        let handles = leaves.iter().map(Tensor::shallow_clone).collect();
+        let transaction = self.state.options.transaction.then(|| Transaction::begin(handles)).transpose()?;
+        let outcome = ffi::backward(self.state.id, &*self.state, loss, &leaves);
         let buffers = self.state.watch.end_all();
         if let Some(failure) = self.failure(outcome) {
             drop((transaction, self));

@@ -339,3 +339,51 @@ fn an_old_gradient_of_another_shape_is_an_error_and_all_stay() {
     assert!(rollout.backward(&y.sum(Kind::Float)).is_err());
     assert!(a.grad().equal(&Tensor::ones([3], options)) && b.grad().size() == [2]);
 }
+
+/// LibTorch gives both leaves one tensor's storage as their first gradient. With that, the second block's addition to one
+/// would be an addition to the other too. Each is used once in each block: plain autograd's bits.
+#[test]
+fn gradients_that_share_storage_at_first_are_added_to_apart() {
+    let build = |path: &nn::Path<'_>| (path.ones("position", &[6]), path.ones("kind", &[6]));
+    replay_tests::assert_exact(
+        replay_tests::Oracle::Plain,
+        || Setup::new(build),
+        |how, (position, kind), _| {
+            let mut h = randn(1, &[1, 6], Kind::Float);
+            for _ in 0..3 {
+                h = how.block("embed", &[("h", &h)], move |i| &i[0] + (position.unsqueeze(0) + kind.unsqueeze(0)));
+            }
+            h.sum(Kind::Float)
+        },
+    );
+}
+
+/// The gradient of the weight and the one that travels on to the block before share storage, too.
+#[test]
+fn a_gradient_on_its_way_is_not_added_to() {
+    let build = |path: &nn::Path<'_>| path.ones("w", &[6]);
+    replay_tests::assert_exact(
+        replay_tests::Oracle::Plain,
+        || Setup::new(build).leaf("x", randn(2, &[6], Kind::Float).set_requires_grad(true)),
+        |how, w, leaves| {
+            let x = leaves[0].1.sin();
+            let side = how.block("side", &[("x", &x)], move |i| i[0].sin() + w);
+            let h = how.block("last", &[("x", &x)], move |i| i[0].view([1, 6]) + w.view([1, 6]));
+            h.sum(Kind::Float) + side.sum(Kind::Float)
+        },
+    );
+}
+
+/// What a rollout leaves behind is apart as well, for what is added next.
+#[test]
+fn gradients_are_apart_after_the_backward_pass() {
+    let setup = Setup::new(|path| (path.ones("a", &[6]), path.ones("b", &[6])));
+    let (a, b) = &setup.model;
+    for _ in 0..2 {
+        let rollout = Rollout::new(&setup.vs);
+        rollout.backward(&(a.view([2, 3]) + b.view([2, 3])).cos().sum(Kind::Float)).unwrap();
+    }
+    assert!(a.grad().data_ptr() != b.grad().data_ptr());
+    let expected = Tensor::full([6], -2.0 * 2f64.sin(), (Kind::Float, tch::Device::Cpu));
+    assert!(same_bits(&a.grad(), &expected) && same_bits(&b.grad(), &expected));
+}

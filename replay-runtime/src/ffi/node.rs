@@ -121,12 +121,18 @@ pub(crate) fn barrier(inputs: &[Option<&Tensor>], outputs: &[&Tensor]) -> Result
     check(unsafe { sys::replay_barrier(inputs.as_ptr(), inputs.len(), outputs.as_ptr(), outputs.len()) })
 }
 
-/// `loss.backward()` in the name of `rollout`, each of whose nodes calls `replayer`.
-pub(crate) fn backward(rollout: u64, replayer: &dyn Replayer, loss: &Tensor) -> Result<(), ShimError> {
+/// `loss.backward()` in the name of `rollout`, each of whose nodes calls `replayer`; it may accumulate into `leaves`.
+pub(crate) fn backward(
+    rollout: u64,
+    replayer: &dyn Replayer,
+    loss: &Tensor,
+    leaves: &[Tensor],
+) -> Result<(), ShimError> {
     let handle: *const &dyn Replayer = &raw const replayer;
+    let leaves = raw(leaves);
     // SAFETY: the shim hands `handle` to callbacks on this thread only, and only before this call returns, so
-    // `replayer` outlives its uses and never meets another thread.
-    check(unsafe { sys::replay_backward(rollout, handle.cast(), loss.as_ptr()) })
+    // `replayer` outlives its uses and never meets another thread. The tensors are borrowed for the call.
+    check(unsafe { sys::replay_backward(rollout, handle.cast(), loss.as_ptr(), leaves.as_ptr(), leaves.len()) })
 }
 
 /// `kAnyAge` in `cpp/node.h`.

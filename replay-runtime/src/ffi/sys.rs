@@ -51,7 +51,13 @@ unsafe extern "C" {
         n_outputs: usize,
     ) -> c_int;
     pub(super) fn replay_saved_on_host(saved: *const CSaved) -> c_int;
-    pub(super) fn replay_backward(rollout: u64, replayer: *const c_void, loss: *const C_tensor) -> c_int;
+    pub(super) fn replay_backward(
+        rollout: u64,
+        replayer: *const c_void,
+        loss: *const C_tensor,
+        leaves: *const *const C_tensor,
+        n_leaves: usize,
+    ) -> c_int;
     pub(super) fn replay_push_root(replayed: *mut CReplayed, root: *const C_tensor, grad: *const C_tensor) -> c_int;
     pub(super) fn replay_push_leaf(replayed: *mut CReplayed, index: usize, leaf: *const C_tensor) -> c_int;
     pub(super) fn replay_sequence() -> u64;

@@ -8,20 +8,12 @@ use tch::{Kind, Tensor};
 
 use super::associates::associates;
 use super::blockwise;
+use super::census::Census;
 use super::fault::{Broken, Fault, attempt, disturbed_modes, quietly, text};
 use super::run::{Forward, Mode};
-use super::world::{Fresh, World, draw, is_complex};
-use super::{Home, Numbers, Program};
+use super::world::{Fresh, World, draw};
+use super::{Numbers, Program};
 use crate::{Outcome, same_bits};
-
-/// How many programs had what.
-#[derive(Debug, Default)]
-pub struct Census {
-    /// All of them.
-    pub programs: usize,
-    /// Those with each feature.
-    pub features: BTreeMap<&'static str, usize>,
-}
 
 /// Integers beyond this may have been rounded somewhere on the way.
 const SURELY_EXACT: f64 = (1u64 << 40) as f64;
@@ -57,11 +49,8 @@ fn compare(program: &Program, census: &mut Census) -> Result<(), String> {
     if oracles.len() > 1 && program.numbers == Numbers::Real {
         run.world.note("real numbers compared with plain autograd");
     }
-    run.note_program();
-    census.programs += 1;
-    for what in run.world.seen.take() {
-        *census.features.entry(what).or_default() += 1;
-    }
+    run.world.note_program(program);
+    census.add(run.world.seen.take());
     Ok(())
 }
 
@@ -78,9 +67,19 @@ fn plain(program: &Program) -> Outcome {
         loss = forward.loss();
         if loss.requires_grad() {
             loss.backward();
+            part(&trained);
         }
     }
     Outcome::of(&loss, &trained)
+}
+
+/// Gives each gradient storage of its own. LibTorch may give two leaves one, and then adds to both what the next pass has
+/// for each.
+fn part(trained: &BTreeMap<String, Tensor>) {
+    for grad in trained.values().map(Tensor::grad).filter(Tensor::defined) {
+        let copy = grad.copy();
+        let _ = tch::no_grad(|| grad.shallow_clone().set_data(&copy));
+    }
 }
 
 fn succeed<T>(outcome: Result<T, Broken>) -> T {
@@ -175,25 +174,6 @@ impl<'p> Run<'p> {
             grad.map(|grad| (grad.copy(), grad.data_ptr().addr()))
         };
         Gradients(self.trained.iter().map(|(name, tensor)| (name.clone(), look(tensor))).collect())
-    }
-
-    /// What the census counts of the program as a whole.
-    fn note_program(&self) {
-        let program = self.program;
-        let note = |condition: bool, what| {
-            if condition {
-                self.world.note(what);
-            }
-        };
-        let has = |home| program.params.iter().any(|param| param.home == home);
-        note(has(Home::Frozen), "frozen parameters");
-        note(has(Home::Foreign), "trainable tensors of no store");
-        note(has(Home::Tied), "tied parameters");
-        note(program.old_gradients, "old gradients");
-        note(program.rollouts > 1, "several rollouts");
-        note(matches!(program.kind, Kind::Half | Kind::BFloat16), "16-bit numbers");
-        note(is_complex(program.kind), "complex numbers");
-        note(program.numbers == Numbers::Exact, "exact numbers");
     }
 }
 

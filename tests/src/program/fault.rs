@@ -8,6 +8,7 @@ use std::sync::Once;
 use replay_runtime::{BoxError, ReplayError, is_replaying};
 use tch::{Device, Kind, Tensor};
 
+use super::world::World;
 use super::{Failure, Way};
 
 const TEXT: &str = "the pump is dry";
@@ -35,17 +36,17 @@ impl Fault {
         self.struck.get()
     }
 
-    /// Called by the body of each block before its steps, and after them.
-    pub(super) fn visit(&self, block: usize, late: bool) -> Result<(), BoxError> {
-        let Some(failure) = self.failure.as_ref().filter(|failure| failure.block == block) else { return Ok(()) };
+    /// Called by the body of each block before its steps, and after them: the way to fail now, if it is time.
+    fn visit(&self, block: usize, late: bool) -> Option<Way> {
+        let failure = self.failure.as_ref().filter(|failure| failure.block == block)?;
         if !late {
             self.runs.set(self.runs.get() + 1);
         }
         if self.struck() || self.runs.get() != failure.run || late != failure.late {
-            return Ok(());
+            return None;
         }
         self.struck.set(true);
-        failure.way.strike()
+        Some(failure.way)
     }
 
     /// Whether a call failed in the way that was asked for.
@@ -66,6 +67,17 @@ impl Fault {
             }
             _ => false,
         }
+    }
+}
+
+impl World {
+    /// Called by the body of each block, with `depth` blocks around its steps: fails if it is time.
+    pub(super) fn strike(&self, block: usize, late: bool, depth: usize) -> Result<(), BoxError> {
+        let Some(way) = self.fault.visit(block, late) else { return Ok(()) };
+        if depth > 1 {
+            self.note("failures inside of blocks in blocks");
+        }
+        way.strike()
     }
 }
 

@@ -10,6 +10,7 @@
 
 mod associates;
 mod blockwise;
+mod census;
 mod check;
 mod fault;
 mod ops;
@@ -22,7 +23,8 @@ use std::sync::Arc;
 
 use tch::Kind;
 
-pub use check::{Census, check};
+pub use census::Census;
+pub use check::check;
 pub use strategy::programs;
 
 /// A program: leaves, steps over them, and a loss.

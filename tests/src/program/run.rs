@@ -8,8 +8,8 @@ use replay_runtime::{AutocastGuard, BoxError, ReplayError, Rollout};
 use tch::{Device, Kind, Tensor};
 
 use super::fault::{Broken, attempt};
-use super::world::{World, is_complex};
-use super::{Block, Numbers, Op, Output, Program, Step};
+use super::world::World;
+use super::{Block, Numbers, Output, Program, Step};
 
 /// How blocks are run.
 pub(super) enum Mode<'r, 'm> {
@@ -84,21 +84,13 @@ fn run_step<'m>(
     match step {
         Step::Op(op, a, b) => {
             let (a, b) = (a % values.len(), b % values.len());
-            if op.draws() {
-                world.note(if depth > 1 { "random numbers in a block" } else { "random numbers between blocks" });
-            }
-            if *op == Op::InPlace && depth > 1 {
-                world.note("in place inside a body");
-            }
-            if op.param().is_some() && depth == 1 {
-                world.note("parameters outside of blocks");
-            }
+            world.note_op(*op, depth);
             let second = if a == b { values[b].detach() } else { values[b].shallow_clone() };
             Ok(vec![world.apply(*op, &values[a], &second)])
         }
         Step::Block(block) => {
             let inputs: Vec<_> = block.inputs.iter().map(|i| values[i % values.len()].shallow_clone()).collect();
-            note_block(world, block, &inputs, values.len(), depth);
+            world.note_block(block, &inputs, values.len(), depth);
             run_block(world, mode, block, &inputs, depth)
         }
     }
@@ -133,12 +125,12 @@ fn body(
     depth: usize,
 ) -> Result<Vec<Tensor>, BoxError> {
     let mut values: Vec<_> = inputs.iter().map(Tensor::shallow_clone).collect();
-    world.fault.visit(block.id, false)?;
+    world.strike(block.id, false, depth)?;
     for step in &block.steps {
         let made = run_step(world, mode, step, &values, depth + 1)?;
         values.extend(made);
     }
-    world.fault.visit(block.id, true)?;
+    world.strike(block.id, true, depth)?;
     let value = |output: &Output| &values[output.source().unwrap_or(0) % values.len()];
     Ok(block.outputs.iter().map(|output| world.output(output, value(output))).collect())
 }
@@ -194,40 +186,5 @@ impl Block {
     /// Whether its caller changes its first output in place.
     pub(super) fn changes_output(&self) -> bool {
         self.change_output && matches!(self.outputs[0], Output::Doubled(_))
-    }
-}
-
-/// What the census counts of blocks, in their forward and in replays.
-fn note_block(world: &World, block: &Block, inputs: &[Tensor], known: usize, depth: usize) {
-    let note = |condition: bool, what| {
-        if condition {
-            world.note(what);
-        }
-    };
-    let distinct: BTreeSet<_> = block.inputs.iter().map(|i| i % known).collect();
-    note(distinct.len() < block.inputs.len(), "one tensor twice in a block");
-    note(depth == 2, "blocks in blocks");
-    note(depth == 3, "blocks in blocks in blocks");
-    note(block.casts(world.numbers, world.kind), "autocast");
-    note(block.outputs.len() > 1, "several outputs");
-    for input in inputs {
-        note(!input.is_contiguous(), "views as inputs");
-        note(input.numel() == 0, "empty inputs");
-        note(input.dim() == 0, "inputs without dimensions");
-        note(input.kind() == Kind::Int64, "integer inputs");
-        note(is_complex(input.kind()), "complex inputs");
-        note(!input.requires_grad(), "inputs without grad");
-        note(input.requires_grad() && input.is_leaf(), "leaves as inputs");
-    }
-    let values = inputs.len() + block.steps.len();
-    for output in &block.outputs {
-        match output {
-            Output::Value(i) => note(i % values < inputs.len(), "inputs as outputs"),
-            Output::View(_) => note(true, "views as outputs"),
-            Output::Param(_) => note(true, "parameters as outputs"),
-            Output::Detached(_) => note(true, "detached outputs"),
-            Output::Indices(_) => note(true, "integer outputs"),
-            Output::Doubled(_) => {}
-        }
     }
 }
