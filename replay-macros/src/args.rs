@@ -172,7 +172,9 @@ mod tests {
 
     #[test]
     fn paths_are_those_of_expressions() {
-        for wrong in ["context = Self::scope<T>", "context = scope(A) -> B", "crate = ::facade<T>", "crate = ::facade::<T>"] {
+        for wrong in
+            ["context = Self::scope<T>", "context = scope(A) -> B", "crate = ::facade<T>", "crate = ::facade::<T>"]
+        {
             let found = messages(wrong, Scope::Method);
             assert!(found.len() == 1 && found[0].contains("malformed option"), "{wrong}: {found:?}");
         }

@@ -74,9 +74,8 @@ fn run(cases: u32, seed: u64, census: &RefCell<Census>) {
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
     let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
     let config = Config { cases, failure_persistence: None, max_shrink_iters: 4000, ..Config::default() };
-    let outcome = TestRunner::new_with_rng(config, rng).run(&programs(), |program| {
-        check(&program, &mut census.borrow_mut()).map_err(TestCaseError::fail)
-    });
+    let outcome = TestRunner::new_with_rng(config, rng)
+        .run(&programs(), |program| check(&program, &mut census.borrow_mut()).map_err(TestCaseError::fail));
     if let Err(error) = outcome {
         panic!(
             "{error}\nagain: REPLAY_SEED={seed} REPLAY_CASES={cases} cargo test --test properties random_programs -- --nocapture"

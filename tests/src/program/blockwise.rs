@@ -20,7 +20,8 @@ use crate::{Outcome, add, leaf};
 pub(super) fn outcome(program: &Program) -> Outcome {
     let fresh = Fresh::new(program, Fault::new(None));
     let world = &fresh.world;
-    let mut grads: BTreeMap<_, _> = fresh.trained
+    let mut grads: BTreeMap<_, _> = fresh
+        .trained
         .iter()
         .map(|(name, tensor)| (name.clone(), Some(tensor.grad()).filter(Tensor::defined).map(|grad| grad.copy())))
         .collect();
@@ -37,7 +38,8 @@ pub(super) fn outcome(program: &Program) -> Outcome {
         loss = graph.values[at].detach();
         let mut sums: Vec<Option<Tensor>> = world.params.iter().map(|_| None).collect();
         let seeds = vec![(at, loss.ones_like())];
-        let arrived = if graph.values[at].requires_grad() { graph.backward(world, seeds, &mut sums) } else { Vec::new() };
+        let arrived =
+            if graph.values[at].requires_grad() { graph.backward(world, seeds, &mut sums) } else { Vec::new() };
         for (i, sum) in sums.iter().enumerate().filter_map(|(i, sum)| Some((i, sum.as_ref()?))) {
             // All names of a tied parameter show its gradient.
             for name in (0..sums.len()).filter(|&other| world.param_index(other) == i) {
@@ -73,10 +75,19 @@ struct Segment {
 }
 
 enum SegmentKind {
-    Operation { leaves: Vec<Tensor>, outputs: Vec<Tensor> },
-    Block { leaves: Vec<Tensor>, outputs: Vec<Tensor> },
+    Operation {
+        leaves: Vec<Tensor>,
+        outputs: Vec<Tensor>,
+    },
+    Block {
+        leaves: Vec<Tensor>,
+        outputs: Vec<Tensor>,
+    },
     /// A block around others: its graph, and which of its values it returns.
-    Nest { graph: Graph, outputs: Vec<usize> },
+    Nest {
+        graph: Graph,
+        outputs: Vec<usize>,
+    },
 }
 
 /// Gradients of a segment's inputs, and of all parameters.
@@ -168,12 +179,7 @@ impl Graph {
     }
 
     /// The gradients of all values; those of parameters are added to `sums` as they come.
-    fn backward(
-        &self,
-        world: &World,
-        roots: Vec<(usize, Tensor)>,
-        sums: &mut [Option<Tensor>],
-    ) -> Vec<Option<Tensor>> {
+    fn backward(&self, world: &World, roots: Vec<(usize, Tensor)>, sums: &mut [Option<Tensor>]) -> Vec<Option<Tensor>> {
         let reached = self.reached(&roots);
         let mut grads: Vec<Option<Tensor>> = self.values.iter().map(|_| None).collect();
         for (root, grad) in roots {
@@ -295,7 +301,8 @@ fn product(output: &Tensor, grad: &Tensor) -> Tensor {
     // Where one number stands for all along a dimension, the gradient of a sum along it is such a tensor.
     let wide: Vec<_> = dims().filter(|&dim| size[dim as usize] > 1 && stride[dim as usize] == 0).collect();
     let grad = wide.iter().fold(grad.shallow_clone(), |grad, &dim| grad.narrow(dim, 0, 1));
-    let output = if wide.is_empty() { output.shallow_clone() } else { output.sum_dim_intlist(&*wide, true, output.kind()) };
+    let output =
+        if wide.is_empty() { output.shallow_clone() } else { output.sum_dim_intlist(&*wide, true, output.kind()) };
     // Row by row; the gradient of the permutation brings the strides back.
     let mut order: Vec<_> = dims().collect();
     order.sort_by_key(|&dim| std::cmp::Reverse(stride[dim as usize]));

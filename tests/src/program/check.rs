@@ -40,7 +40,11 @@ fn compare(program: &Program, census: &mut Census) -> Result<(), String> {
         if let Some(difference) = difference(expected, &found) {
             return Err(format!("not as by {name} autograd: {difference}"));
         }
-        run.world.note(if *name == "plain" { "compared with plain autograd" } else { "compared with blockwise autograd" });
+        run.world.note(if *name == "plain" {
+            "compared with plain autograd"
+        } else {
+            "compared with blockwise autograd"
+        });
     }
     if oracles.len() > 1 && program.numbers == Numbers::Real {
         run.world.note("real numbers compared with plain autograd");

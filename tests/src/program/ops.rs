@@ -162,7 +162,8 @@ impl World {
     pub(super) fn loss(&self, tensors: &[Tensor]) -> Tensor {
         let term = |tensor: &Tensor| {
             let tensor = self.fit(tensor);
-            let weight = (Tensor::arange(i64::try_from(tensor.numel()).unwrap_or(0), (Kind::Double, Device::Cpu)) + 1.0)
+            let weight = (Tensor::arange(i64::try_from(tensor.numel()).unwrap_or(0), (Kind::Double, Device::Cpu))
+                + 1.0)
                 .remainder(3.0)
                 .to_kind(self.kind)
                 .reshape(&self.shape);

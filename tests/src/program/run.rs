@@ -151,9 +151,10 @@ fn replayed(
     };
     let short = "as many outputs as the program says";
     match block.outputs.len() {
-        1 => Ok(vec![rollout.block(&name, &inputs, move |rollout, i| {
-            body(rollout, i).map(|mut out| out.next().expect(short))
-        })?]),
+        1 => Ok(vec![
+            rollout
+                .block(&name, &inputs, move |rollout, i| body(rollout, i).map(|mut out| out.next().expect(short)))?,
+        ]),
         2 => {
             let (a, b) = rollout.block(&name, &inputs, move |rollout, i| {
                 body(rollout, i).map(|mut out| (out.next().expect(short), out.next().expect(short)))

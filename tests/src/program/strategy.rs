@@ -19,29 +19,30 @@ pub fn programs() -> BoxedStrategy<Program> {
     let values = (numbers(), shapes(), vec(params(), 1..=3), leaves());
     let body = (steps(3, 6), vec(any_number(), 1..=3), any::<bool>());
     let around = (any::<bool>(), 1..=2usize, weighted(0.4, failures()), 0..1000i64);
-    (values, body, around).prop_map(|(values, body, around)| {
-        let ((numbers, kind), shape, params, leaves) = values;
-        let (steps, loss, weighted_loss) = body;
-        let (old_gradients, rollouts, failure, seed) = around;
-        let mut count = 0;
-        let steps = numbered(&steps, &mut count);
-        let failure = failure.map(|failure| Failure { block: failure.block % count.max(1), ..failure });
-        Program {
-            numbers,
-            kind,
-            shape,
-            params,
-            leaves,
-            steps,
-            loss,
-            weighted_loss,
-            old_gradients,
-            rollouts,
-            failure,
-            seed,
-        }
-    })
-    .boxed()
+    (values, body, around)
+        .prop_map(|(values, body, around)| {
+            let ((numbers, kind), shape, params, leaves) = values;
+            let (steps, loss, weighted_loss) = body;
+            let (old_gradients, rollouts, failure, seed) = around;
+            let mut count = 0;
+            let steps = numbered(&steps, &mut count);
+            let failure = failure.map(|failure| Failure { block: failure.block % count.max(1), ..failure });
+            Program {
+                numbers,
+                kind,
+                shape,
+                params,
+                leaves,
+                steps,
+                loss,
+                weighted_loss,
+                old_gradients,
+                rollouts,
+                failure,
+                seed,
+            }
+        })
+        .boxed()
 }
 
 /// Gives the blocks their numbers.
@@ -121,10 +122,11 @@ fn steps(depth: u32, most: usize) -> BoxedStrategy<Vec<Step>> {
 
 fn blocks(depth: u32) -> BoxedStrategy<Step> {
     let inner = (vec(any_number(), 1..=3), steps(depth - 1, 4), vec(outputs(), 1..=3));
-    (inner, prop::bool::weighted(0.3), any::<bool>()).prop_map(|((inputs, steps, outputs), autocast, change_output)| {
-        Step::Block(Arc::new(Block { id: 0, inputs, steps, outputs, autocast, change_output }))
-    })
-    .boxed()
+    (inner, prop::bool::weighted(0.3), any::<bool>())
+        .prop_map(|((inputs, steps, outputs), autocast, change_output)| {
+            Step::Block(Arc::new(Block { id: 0, inputs, steps, outputs, autocast, change_output }))
+        })
+        .boxed()
 }
 
 fn outputs() -> BoxedStrategy<Output> {
