@@ -1,6 +1,7 @@
 //! The long search for faults: random programs with ever new seeds, then the macro's fuzz target, and on request the
-//! tests of memory under AddressSanitizer and valgrind. Not a part of what a change must pass.
+//! tests of memory under `AddressSanitizer` and valgrind. Not a part of what a change must pass.
 
+use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -19,7 +20,7 @@ pub(crate) struct Options {
     /// Where the sequence of random programs starts; another place each time if not given.
     #[arg(long)]
     seed: Option<u64>,
-    /// After that, run a short form under AddressSanitizer (compiles torch-sys once more) and valgrind, where nightly
+    /// After that, run a short form under `AddressSanitizer` (compiles torch-sys once more) and valgrind, where nightly
     /// Rust and valgrind are installed.
     #[arg(long)]
     sanitizers: bool,
@@ -41,7 +42,7 @@ struct Schedule {
 
 impl Schedule {
     fn of(minutes: f64) -> Self {
-        let second = |part: f64| Duration::from_secs((minutes * 60.0 * part).round().max(1.0) as u64);
+        let second = |part: f64| Duration::from_secs_f64((minutes * 60.0 * part).round().max(1.0));
         Self { programs: second(0.8), fuzzing: second(0.2) }
     }
 }
@@ -101,11 +102,24 @@ fn fuzz(env: &Environment, time: Duration, seed: u64) -> Result<()> {
     std::fs::create_dir_all(&corpus).with_context(|| format!("{} cannot be made", corpus.display()))?;
     let program = target.join(TARGET).join("release/expand");
     let mut expand = fuzzer(&program, &corpus, &target, time, seed);
-    let status = expand.status().with_context(|| format!("{} cannot be started", program.display()))?;
+    let cannot_start = || format!("{} cannot be started", program.display());
+    let mut child = expand.stderr(Stdio::piped()).spawn().with_context(cannot_start)?;
+    for line in BufReader::new(child.stderr.take().context("it is piped")?).lines() {
+        let line = line.context("the fuzz target's output cannot be read")?;
+        if worth_telling(&line) {
+            println!("{line}");
+        }
+    }
+    let status = child.wait().context("the fuzz target is lost")?;
     if !status.success() {
         bail!("the fuzz target failed ({status}); again: {} <the file named above>", program.display());
     }
     Ok(())
+}
+
+/// Not the words that libFuzzer recommends for a dictionary.
+fn worth_telling(line: &str) -> bool {
+    !line.starts_with('"') && !line.starts_with("######")
 }
 
 fn fuzzer(program: &Path, corpus: &Path, artifacts: &Path, time: Duration, seed: u64) -> Command {
