@@ -3,7 +3,7 @@
 use proc_macro2::TokenStream;
 use syn::ext::IdentExt;
 use syn::parse::{ParseStream, Parser};
-use syn::{Ident, LitStr, Path, Token};
+use syn::{Ident, LitStr, Path, PathArguments, Token};
 
 use crate::diagnostics::Diagnostics;
 
@@ -26,6 +26,9 @@ pub(crate) struct BlockArgs {
 const METHOD_OPTIONS: &str = "the options are `name = \"..\"`, `context = path`, `buffers` and `crate = ::path`";
 const IMPL_OPTIONS: &str =
     "the only option of an impl block is `crate = ::path`; `name`, `context` and `buffers` belong on its methods";
+
+const CONTEXT: &str = "context = Self::cache_scope";
+const CRATE: &str = "crate = ::my_facade::replay_runtime";
 
 /// Parses the options; a wrong one is reported and skipped, so that the rest are still checked.
 pub(crate) fn parse(tokens: TokenStream, scope: Scope, diagnostics: &mut Diagnostics) -> BlockArgs {
@@ -56,10 +59,18 @@ fn parse_option(input: ParseStream<'_>, scope: Scope, args: &mut BlockArgs) -> s
     let key = input.call(Ident::parse_any)?;
     match key.to_string().as_str() {
         "name" if scope == Scope::Method => set(input, &key, "name = \"step_again\"", &mut args.name),
-        "context" if scope == Scope::Method => set(input, &key, "context = Self::cache_scope", &mut args.context),
+        "context" if scope == Scope::Method => {
+            set(input, &key, CONTEXT, &mut args.context)?;
+            // In an expression, `path<T>` is a comparison.
+            check_segments(&key, CONTEXT, &mut args.context, |arguments| match arguments {
+                PathArguments::AngleBracketed(generics) => generics.colon2_token.is_some(),
+                arguments => arguments.is_none(),
+            })
+        }
         "buffers" if scope == Scope::Method => set_flag(input, &key, &mut args.buffers),
         "crate" => {
-            set(input, &key, "crate = ::my_facade::replay_runtime", &mut args.krate)?;
+            set(input, &key, CRATE, &mut args.krate)?;
+            check_segments(&key, CRATE, &mut args.krate, PathArguments::is_none)?;
             check_crate_path(&mut args.krate)
         }
         other => Err(syn::Error::new(key.span(), format!("`replay_block` has no option `{other}` here; {valid}"))),
@@ -73,11 +84,10 @@ fn set<T: syn::parse::Parse>(
     example: &str,
     slot: &mut Option<T>,
 ) -> syn::Result<()> {
-    let malformed = |_| syn::Error::new(key.span(), format!("malformed option `{key}`; write `{example}`"));
-    input.parse::<Token![=]>().map_err(malformed)?;
-    let value = input.parse::<T>().map_err(malformed)?;
+    input.parse::<Token![=]>().map_err(|_| malformed(key, example))?;
+    let value = input.parse::<T>().map_err(|_| malformed(key, example))?;
     if !input.is_empty() && !input.peek(Token![,]) {
-        return Err(syn::Error::new(key.span(), format!("malformed option `{key}`; write `{example}`")));
+        return Err(malformed(key, example));
     }
     if slot.is_some() {
         return Err(given_twice(key));
@@ -100,6 +110,24 @@ fn set_flag(input: ParseStream<'_>, key: &Ident, slot: &mut bool) -> syn::Result
 
 fn given_twice(key: &Ident) -> syn::Error {
     syn::Error::new(key.span(), format!("option `{key}` is given twice; keep one of them"))
+}
+
+/// A path may be written as one of a type, with arguments that generated code could not use where it stands.
+fn check_segments(
+    key: &Ident,
+    example: &str,
+    slot: &mut Option<Path>,
+    allowed: impl Fn(&PathArguments) -> bool,
+) -> syn::Result<()> {
+    let wrong = |path: &mut Path| !path.segments.iter().all(|segment| allowed(&segment.arguments));
+    match slot.take_if(wrong) {
+        None => Ok(()),
+        Some(_) => Err(malformed(key, example)),
+    }
+}
+
+fn malformed(key: &Ident, example: &str) -> syn::Error {
+    syn::Error::new(key.span(), format!("malformed option `{key}`; write `{example}`"))
 }
 
 /// A relative path would name another thing in each module that uses the attribute.
@@ -158,6 +186,16 @@ mod tests {
         assert!(found[1].contains("malformed option `name`"));
         assert!(found[2].contains("malformed option `context`"));
         assert!(found[3].contains("must be absolute"));
+    }
+
+    #[test]
+    fn paths_are_those_of_expressions() {
+        for wrong in
+            ["context = Self::scope<T>", "context = scope(A) -> B", "crate = ::facade<T>", "crate = ::facade::<T>"]
+        {
+            let found = messages(wrong, Scope::Method);
+            assert!(found.len() == 1 && found[0].contains("malformed option"), "{wrong}: {found:?}");
+        }
     }
 
     #[test]

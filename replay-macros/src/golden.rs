@@ -81,6 +81,20 @@ fn another_crate_path_leaves_no_trace_of_the_default() {
     }
 }
 
+/// They are not made braces, which would hide what the compiler has to say.
+#[test]
+fn other_brackets_than_braces_are_an_error() {
+    let method = quote::quote!(
+        fn forward(&self, xs: &Tensor) -> Tensor {
+            xs + 1.0
+        }
+    );
+    for item in [quote::quote!(impl Module for Net (#method)), quote::quote!(impl Module for Net [#method])] {
+        let expanded = replay_block(TokenStream::new(), item.clone()).to_string();
+        assert!(expanded.starts_with(&item.to_string()) && expanded.contains("compile_error"), "{expanded}");
+    }
+}
+
 /// Half-typed code reaches the attribute as it is: whatever token is missing, the answer is tokens and no panic.
 #[test]
 fn no_missing_token_is_a_panic() {

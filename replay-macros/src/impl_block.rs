@@ -68,7 +68,8 @@ pub(crate) fn expand(options: TokenStream, item: TokenStream, diagnostics: &mut 
 /// The last token of an impl is its braces; the rest parses as an empty impl.
 fn parse(item: TokenStream) -> syn::Result<ImplBlock> {
     let mut tokens: Vec<TokenTree> = item.into_iter().collect();
-    let Some(TokenTree::Group(braces)) = tokens.pop() else {
+    let last = tokens.pop();
+    let Some(TokenTree::Group(braces)) = last.filter(is_braces) else {
         return Err(syn::Error::new(proc_macro2::Span::call_site(), "expected an impl block with braces"));
     };
     let mut empty = Group::new(Delimiter::Brace, TokenStream::new());
@@ -246,6 +247,10 @@ fn emit(block: &ImplBlock, siblings: &[(usize, TokenStream)]) -> TokenStream {
     let mut braces = Group::new(Delimiter::Brace, content);
     braces.set_span(block.braces.span());
     with_braces(&block.header, braces)
+}
+
+fn is_braces(token: &TokenTree) -> bool {
+    matches!(token, TokenTree::Group(group) if group.delimiter() == Delimiter::Brace)
 }
 
 /// The header's own tokens end with its empty braces.

@@ -9,6 +9,7 @@ mod cargo;
 mod ci;
 mod environment;
 mod libtorch;
+mod soak;
 mod unsafe_check;
 
 use std::ffi::OsString;
@@ -52,6 +53,8 @@ enum Command {
     },
     /// Run all that a change must pass: format, lints, docs, tests, and where `unsafe` may stand.
     Ci,
+    /// Search for faults with random programs and a fuzz target, for as long as it is told.
+    Soak(soak::Options),
 }
 
 fn main() -> ExitCode {
@@ -77,6 +80,7 @@ fn run(command: Command) -> Result<()> {
         Command::Demo { args } => demo(&env, &args),
         Command::Test { args } => test(&env, &args),
         Command::Ci => ci::run(&env),
+        Command::Soak(options) => soak::run(&env, &options),
     }
 }
 

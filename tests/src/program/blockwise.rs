@@ -192,10 +192,14 @@ impl Graph {
             let own = if segment.is_block() { &mut *sums } else { &mut waiting };
             let (found, of_params) = segment.backward(world, arrived, own);
             for (&input, grad) in segment.inputs.iter().zip(found) {
-                grad.iter().for_each(|grad| add(&mut grads[input], grad));
+                if let Some(grad) = grad {
+                    add(&mut grads[input], &grad);
+                }
             }
             for (param, grad) in of_params.iter().enumerate() {
-                grad.iter().for_each(|grad| add(&mut own[param], grad));
+                if let Some(grad) = grad {
+                    add(&mut own[param], grad);
+                }
             }
             for &param in &segment.params {
                 let earlier = self.segments[..i].iter().zip(&reached);
@@ -296,16 +300,17 @@ fn differentiate(world: &World, leaves: &[Tensor], outputs: &[Tensor], arrived: 
 /// A number whose gradient with respect to `output` is `grad`, to the last bit and with the same strides: kernels add in
 /// the order of the elements in memory.
 fn product(output: &Tensor, grad: &Tensor) -> Tensor {
-    let dims = || 0..i64::try_from(grad.dim()).unwrap_or(0);
-    let (size, stride) = (grad.size(), grad.stride());
+    let dims: Vec<_> = (0i64..).zip(grad.size()).zip(grad.stride()).collect();
     // Where one number stands for all along a dimension, the gradient of a sum along it is such a tensor.
-    let wide: Vec<_> = dims().filter(|&dim| size[dim as usize] > 1 && stride[dim as usize] == 0).collect();
+    let wide: Vec<_> =
+        dims.iter().filter(|((_, size), stride)| *size > 1 && *stride == 0).map(|((dim, _), _)| *dim).collect();
     let grad = wide.iter().fold(grad.shallow_clone(), |grad, &dim| grad.narrow(dim, 0, 1));
     let output =
         if wide.is_empty() { output.shallow_clone() } else { output.sum_dim_intlist(&*wide, true, output.kind()) };
     // Row by row; the gradient of the permutation brings the strides back.
-    let mut order: Vec<_> = dims().collect();
-    order.sort_by_key(|&dim| std::cmp::Reverse(stride[dim as usize]));
+    let mut order = dims;
+    order.sort_by_key(|&(_, stride)| std::cmp::Reverse(stride));
+    let order: Vec<_> = order.into_iter().map(|((dim, _), _)| dim).collect();
     let (output, grad) = (output.permute(&*order), grad.permute(&*order));
     if is_complex(output.kind()) {
         return (output.resolve_conj().view_as_real() * grad.resolve_conj().view_as_real()).sum(None::<Kind>);

@@ -116,7 +116,9 @@ impl Uses {
                 }
                 Step::Block(block) => {
                     let inputs: BTreeSet<_> = block.inputs.iter().map(|i| i % known).collect();
-                    inputs.iter().for_each(|&input| *uses.blocks.entry(input).or_default() += 1);
+                    for input in &inputs {
+                        *uses.blocks.entry(*input).or_default() += 1;
+                    }
                     uses.used.extend(inputs);
                     uses.outputs.extend(known..known + block.outputs.len());
                     known += block.outputs.len();

@@ -165,7 +165,7 @@ struct Plainly<'a, T: fmt::Debug>(&'a T);
 
 impl<T: fmt::Debug> fmt::Debug for Plainly<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", format!("{:?}", self.0))
+        write!(f, "{:?}", self.0)
     }
 }
 

@@ -167,7 +167,7 @@ impl World {
                 .remainder(3.0)
                 .to_kind(self.kind)
                 .reshape(&self.shape);
-            self.total(&if self.weighted_loss { tensor * weight } else { tensor })
+            Self::total(&if self.weighted_loss { tensor * weight } else { tensor })
         };
         tensors.iter().map(term).reduce(|a, b| a + b).expect("a loss is made of something")
     }

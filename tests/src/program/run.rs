@@ -37,8 +37,8 @@ impl<'p> Forward<'p> {
     /// Runs the steps that are left. After a failure the same step is the next one again.
     pub(super) fn go_on(&mut self, mode: &Mode<'_, '_>) -> Result<(), Broken> {
         while let Some(step) = self.program.steps.get(self.next) {
-            let made = attempt(|| run_step(self.world, mode, step, &self.values, 1).map_err(own_error))?;
-            self.values.extend(made);
+            let new = attempt(|| run_step(self.world, mode, step, &self.values, 1).map_err(own_error))?;
+            self.values.extend(new);
             self.next += 1;
         }
         Ok(())
@@ -74,9 +74,9 @@ impl Program {
 }
 
 /// What a step makes. `depth` counts the blocks around it, from one.
-fn run_step<'m>(
+fn run_step(
     world: &Rc<World>,
-    mode: &Mode<'_, 'm>,
+    mode: &Mode<'_, '_>,
     step: &Step,
     values: &[Tensor],
     depth: usize,
@@ -127,8 +127,8 @@ fn body(
     let mut values: Vec<_> = inputs.iter().map(Tensor::shallow_clone).collect();
     world.strike(block.id, false, depth)?;
     for step in &block.steps {
-        let made = run_step(world, mode, step, &values, depth + 1)?;
-        values.extend(made);
+        let new = run_step(world, mode, step, &values, depth + 1)?;
+        values.extend(new);
     }
     world.strike(block.id, true, depth)?;
     let value = |output: &Output| &values[output.source().unwrap_or(0) % values.len()];

@@ -62,7 +62,7 @@ impl Fresh {
 
     fn give_gradients(&self) {
         for tensor in self.trained.values().filter(|tensor| tensor.requires_grad()) {
-            self.world.total(&(tensor * self.world.random(&tensor.size(), 2))).backward();
+            World::total(&(tensor * self.world.random(&tensor.size(), 2))).backward();
         }
     }
 }
@@ -149,7 +149,7 @@ impl World {
     }
 
     /// A real number with a gradient for each element.
-    pub(super) fn total(&self, tensor: &Tensor) -> Tensor {
+    pub(super) fn total(tensor: &Tensor) -> Tensor {
         if is_complex(tensor.kind()) {
             return tensor.real().sum(None::<Kind>) + tensor.imag().sum(None::<Kind>);
         }
