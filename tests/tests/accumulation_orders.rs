@@ -76,9 +76,9 @@ fn a_leaf_of_no_store_passed_as_an_input_and_captured() {
         };
         let loss = (y * &leaf).sum(Kind::Float);
         if replay {
-            drop(rollout.backward(&loss).unwrap())
+            drop(rollout.backward(&loss).unwrap());
         } else {
-            loss.backward()
+            loss.backward();
         }
         leaf.grad()
     };
@@ -125,7 +125,11 @@ fn interleaved(order: &str, setup: &Setup<Tensor>, replay: bool) {
             open.push_back((rollout, loss));
         } else {
             let (rollout, loss) = open.pop_front().expect("a forward");
-            if replay { drop(rollout.backward(&loss).unwrap()) } else { loss.backward() }
+            if replay {
+                drop(rollout.backward(&loss).unwrap());
+            } else {
+                loss.backward();
+            }
         }
     }
 }
@@ -186,7 +190,7 @@ fn an_old_gradient_of_another_kind() {
         let (plain, found) = (run(false, old, new), run(true, old, new));
         match (plain, found) {
             (Ok(plain), Ok(found)) => {
-                assert!(plain.0 == found.0 && same_bits(&plain.1, &found.1), "{plain:?} {found:?}")
+                assert!(plain.0 == found.0 && same_bits(&plain.1, &found.1), "{plain:?} {found:?}");
             }
             (plain, found) => panic!("{plain:?} {found:?}"),
         }

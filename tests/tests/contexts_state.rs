@@ -199,9 +199,9 @@ fn two_forwards_alive_each_have_their_own_state() {
         let second = call(&x(2));
         let loss = if both { first + second } else { first }.sum(Kind::Float);
         if replay {
-            drop(rollout.backward(&loss).unwrap())
+            drop(rollout.backward(&loss).unwrap());
         } else {
-            loss.backward()
+            loss.backward();
         }
         Outcome { loss: loss.detach(), grads: setup.grads() }
     };

@@ -49,9 +49,9 @@ fn from_the_cpu(replay: bool, body: impl Fn(&nn::Linear, &Tensor) -> Tensor) -> 
         loss += y.square().sum(Kind::Float);
     }
     if replay {
-        drop(rollout.backward(&loss).unwrap())
+        drop(rollout.backward(&loss).unwrap());
     } else {
-        loss.backward()
+        loss.backward();
     }
     (grads(&vs), Tensor::rand([4], (Kind::Float, GPU)))
 }

@@ -83,12 +83,11 @@ fn close(a: &Outcome, b: &Outcome) -> bool {
 }
 
 fn equal(a: &Outcome, b: &Outcome) -> bool {
-    let pairs = a.grads.iter().map(|(name, grad)| (grad, &b.grads[name]));
-    let grads = pairs.map(|(a, b)| match (a, b) {
-        (Some(a), Some(b)) => same_bits(a, b),
-        (a, b) => a.is_none() && b.is_none(),
-    });
-    same_bits(&a.loss, &b.loss) && grads.fold(true, |all, same| all && same)
+    same_bits(&a.loss, &b.loss)
+        && a.grads.iter().all(|(name, grad)| match (grad, &b.grads[name]) {
+            (Some(a), Some(b)) => same_bits(a, b),
+            (a, b) => a.is_none() && b.is_none(),
+        })
 }
 
 /// What became of one write.
