@@ -171,6 +171,13 @@ struct Barrier : Node {
   std::string name() const override { return "ReplayBarrier"; }
 };
 
+// Stands before the accumulator of a leaf that outlived its block's forward: what was computed from it has left the body.
+struct Escape : torch::autograd::FunctionPreHook {
+  explicit Escape(std::string why) : why(std::move(why)) {}
+  variable_list operator()(const variable_list&) override { throw Refused(kException, why); }
+  const std::string why;
+};
+
 // The engine counts passes inside passes and moves to threads of its own at 60; before that, a thread of ours calls
 // it, and the owner is free to serve.
 constexpr int kDirectDepth = 40;
@@ -264,6 +271,12 @@ int replay_barrier(
     auto node = c10::make_intrusive<replay::Barrier>();
     node->set_next_edges(edges_to(inputs, n_inputs));
     for (size_t i = 0; i < n_outputs; ++i) torch::autograd::set_history(*outputs[i], node);
+  });
+}
+
+int replay_refuse_grad(const at::Tensor* leaf, const char* why) {
+  return guarded([&] {
+    torch::autograd::impl::grad_accumulator(*leaf)->add_pre_hook(std::make_unique<replay::Escape>(why));
   });
 }
 

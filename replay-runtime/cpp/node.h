@@ -71,6 +71,9 @@ int replay_barrier(
     at::Tensor* const* outputs,
     size_t n_outputs);
 
+// Makes every backward pass that comes to `leaf` by the graphs that there are now fail with `why`.
+int replay_refuse_grad(const at::Tensor* leaf, const char* why);
+
 // `loss.backward()` in the name of `rollout`. `replayer` is handed to `run` and `finished`, on the calling thread,
 // and is not used after this function has returned.
 int replay_backward(uint64_t rollout, const void* replayer, const at::Tensor* loss);

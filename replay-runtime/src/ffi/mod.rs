@@ -10,7 +10,7 @@ mod sys;
 mod tensor;
 
 pub(crate) use node::{
-    Graveyard, NodeState, Replayed, Replayer, attach, backward, barrier, captured_leaves, leaves, sequence,
+    Graveyard, NodeState, Replayed, Replayer, attach, backward, barrier, captured_leaves, leaves, refuse_grad, sequence,
 };
 #[cfg(test)]
 pub(crate) use state::InferenceGuard;
