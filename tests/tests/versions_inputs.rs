@@ -160,3 +160,27 @@ fn offload_watches_cpu_inputs() {
     let error = rollout.backward(&y).unwrap_err();
     assert!(matches!(&error, ReplayError::InputChanged { input, .. } if input == "x"), "{error}");
 }
+
+/// Whether an input has a gradient is settled in the forward, as in plain autograd.
+#[test]
+fn an_input_frozen_or_unfrozen_after_the_forward() {
+    let run = |replay: bool, first: bool| {
+        let setup = setup();
+        let x = randn(1, &[12], Kind::Float).set_requires_grad(first);
+        let rollout = Rollout::new(&setup.vs);
+        let body = |x: &Tensor| (x * &setup.model).sin();
+        let y = if replay { rollout.block("step", &[("x", &x)], move |_, i| body(&i[0])).unwrap() } else { body(&x) };
+        let _ = x.set_requires_grad(!first);
+        let loss = y.sum(Kind::Float);
+        if replay {
+            rollout.backward(&loss).unwrap();
+        } else {
+            loss.backward();
+        }
+        (setup.model.grad(), x.grad().defined())
+    };
+    for first in [false, true] {
+        let (plain, replayed) = (run(false, first), run(true, first));
+        assert!(same_bits(&plain.0, &replayed.0) && plain.1 == replayed.1);
+    }
+}
