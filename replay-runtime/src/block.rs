@@ -13,7 +13,7 @@ use crate::error::{InBlock, Pass, ReplayError};
 use crate::ffi::{self, Fingerprint, Modes, NodeState, WeakTensor};
 use crate::modes::{ModesGuard, RngBefore, RngSnapshot};
 use crate::state::{Body, Entry, Escaped, InputRecord, Label, OutputRecord, State};
-use crate::store::Snapshot;
+use crate::store::{BuffersGuard, Snapshot};
 
 /// A call under way.
 pub(crate) struct Call<'c, 'm> {
@@ -83,6 +83,7 @@ impl<'m> Call<'_, 'm> {
         let prints = self.prints()?;
         let leaves = self.leaves()?;
         let rng = self.generators()?;
+        let buffers = BuffersGuard::new(&variables);
 
         let guard = ModesGuard::enter(&modes).in_block(block, "set the thread's modes")?;
         let since = ffi::sequence();
@@ -101,6 +102,7 @@ impl<'m> Call<'_, 'm> {
         captured.extend(inner);
         let rng = rng.into_iter().map(RngBefore::after_forward).collect::<Result<_, _>>();
         let rng = rng.in_block(block, "read the random number generator")?;
+        buffers.disarm();
         Ok(Forward { outputs, leaves, prints, variables, modes, rng, captured })
     }
 
@@ -329,7 +331,6 @@ impl<'m> Call<'_, 'm> {
             return Err(ReplayError::InputWritten { block: block(), input: self.label.inputs[i].clone() });
         }
         if let Some(change) = variables.change().in_block(&self.label.block, "read the variables")? {
-            variables.restore_buffers();
             return Err(ReplayError::VariableWritten { block: block(), variable: change.variable });
         }
         if self.state.variable_count() != variables.count() {

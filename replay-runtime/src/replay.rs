@@ -12,7 +12,7 @@ use crate::error::{InBlock, Pass, ReplayError};
 use crate::ffi::{self, NodeState, Replayed, Replayer, SavedTensor, ShimError};
 use crate::modes::{ModesGuard, RngGuard};
 use crate::state::{Entry, Failure, OutputRecord, State};
-use crate::store::difference;
+use crate::store::{BuffersGuard, difference};
 
 impl Replayer for State<'_> {
     fn replay(&self, node: &NodeState, grads: &[Option<Tensor>], out: &mut Replayed) -> Option<()> {
@@ -43,8 +43,10 @@ impl<'m> State<'m> {
 
         let started = Instant::now();
         let leaves = entry.leaves(&saved)?;
+        let buffers = BuffersGuard::new(&entry.variables);
         let outputs = self.run_again(&entry, &leaves)?;
         entry.check_unwritten(&saved)?;
+        buffers.disarm();
         entry.hand_back(&outputs, grads, &leaves, out).in_block(&node.block, "hand its graph to autograd")?;
         self.ledger.borrow_mut().replayed(&node.block, started.elapsed());
         Ok(())

@@ -137,7 +137,7 @@ impl Snapshot {
 
     /// Writes the buffers' values back where they differ, past their version counters: for earlier blocks of the
     /// rollout nothing has changed.
-    pub(crate) fn restore_buffers(&self) {
+    fn restore_buffers(&self) {
         let _guard = tch::no_grad_guard();
         let buffers = self.variables.items.iter().filter(|v| v.buffer);
         for (variable, value) in buffers.zip(&self.buffers) {
@@ -162,6 +162,28 @@ impl Snapshot {
     pub(crate) fn cuda_device(&self) -> Option<(&str, tch::Device)> {
         let devices = self.variables.items.iter().map(|v| (v.name.as_str(), v.tensor.device()));
         devices.into_iter().find(|(_, device)| device.is_cuda())
+    }
+}
+
+/// Puts the buffers of a snapshot back when it is dropped, on errors and on unwind, unless all went well.
+pub(crate) struct BuffersGuard<'s>(Option<&'s Snapshot>);
+
+impl<'s> BuffersGuard<'s> {
+    pub(crate) fn new(snapshot: &'s Snapshot) -> Self {
+        Self(Some(snapshot))
+    }
+
+    /// All went well.
+    pub(crate) fn disarm(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for BuffersGuard<'_> {
+    fn drop(&mut self) {
+        if let Some(snapshot) = self.0 {
+            snapshot.restore_buffers();
+        }
     }
 }
 
