@@ -171,7 +171,8 @@ struct Barrier : Node {
   std::string name() const override { return "ReplayBarrier"; }
 };
 
-// Stands before the accumulator of a leaf that outlived its block's forward: what was computed from it has left the body.
+// Stands before the accumulator of a leaf that outlived its block's forward: what was computed from it has left the
+// body.
 struct Escape : torch::autograd::FunctionPreHook {
   explicit Escape(std::string why) : why(std::move(why)) {}
   variable_list operator()(const variable_list&) override { throw Refused(kException, why); }

@@ -1,5 +1,5 @@
-//! Guarantee *captures*, for what leaves a body by the way: its gradient would end at the block's own copy of the input, so
-//! every backward pass that comes to it is an error that names block and input, whoever calls it.
+//! Guarantee *captures*, for what leaves a body by the way: its gradient would end at the block's own copy of the
+//! input, so every backward pass that comes to it is an error that names block and input, whoever calls it.
 
 use std::cell::RefCell;
 
@@ -84,7 +84,8 @@ fn a_block_of_another_rollout_inside_the_body_is_an_error() {
     assert_untrained(&setup);
 }
 
-/// What an inner block leaves aside the outer one returns: in the outer's replay it has no way back to the outer's input.
+/// What an inner block leaves aside the outer one returns: in the outer's replay it has no way back to the outer's
+/// input.
 #[test]
 fn what_an_inner_block_leaves_aside_for_the_outer_one_is_an_error() {
     let (setup, aside) = (setup(), RefCell::new(None));

@@ -1,5 +1,5 @@
-//! Guarantee *failure*, for buffers: the running statistics of a normalisation layer are what they were before a block that
-//! fails, in its forward or in its replay, after it has written them.
+//! Guarantee *failure*, for buffers: the running statistics of a normalisation layer are what they were before a block
+//! that fails, in its forward or in its replay, after it has written them.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

@@ -1,6 +1,6 @@
-//! Guarantee *outputs*, for what the caller does to them in place: whatever the output is and however it is written, the
-//! gradient is plain autograd's, or there is an error, in the forward, at the operation or in `backward`. Never is it
-//! another gradient.
+//! Guarantee *outputs*, for what the caller does to them in place: whatever the output is and however it is written,
+//! the gradient is plain autograd's, or there is an error, in the forward, at the operation or in `backward`. Never is
+//! it another gradient.
 //!
 //! Plain autograd follows a write to a view through its base, and may then round otherwise; or it refuses, because the
 //! operation before has saved what is written. A block's output has no base and no operation before. So there is a

@@ -1,5 +1,5 @@
-//! Guarantee *values*, for inputs of every layout, kind and owner: a body sees the same sizes and strides in both passes,
-//! and the caller's tensors are its own, before and after.
+//! Guarantee *values*, for inputs of every layout, kind and owner: a body sees the same sizes and strides in both
+//! passes, and the caller's tensors are its own, before and after.
 //!
 //! Where nothing else is said each tensor is used once, so that plain autograd is the oracle.
 

@@ -1,5 +1,5 @@
-//! Guarantee *versions*, for inputs of every kind and every way to change one: the gradient is that of the values that the
-//! forward saw, or there is an error that names the input.
+//! Guarantee *versions*, for inputs of every kind and every way to change one: the gradient is that of the values that
+//! the forward saw, or there is an error that names the input.
 
 use replay_runtime::{ReplayError, Rollout, replay_block};
 use replay_tests::{Setup, randn, same_bits};
@@ -69,7 +69,7 @@ fn every_change_of_every_kind_is_an_error_or_changes_nothing() {
                         );
                     }
                     Err(error) => {
-                        let named = matches!(&error, ReplayError::InputChanged { block, input } if block == "reads" && input == "changed");
+                        let named = matches!(&error, ReplayError::InputChanged { input, .. } if input == "changed");
                         assert!(named, "{case}: {error}");
                     }
                 }
