@@ -52,6 +52,19 @@ void execute(
     const edge_list& roots,
     const variable_list& grads);
 
+// Stands before the accumulator of a leaf that outlived its block's forward: what was computed from it has left the
+// body.
+struct Escape : torch::autograd::FunctionPreHook {
+  explicit Escape(std::string why) : why(std::move(why)) {}
+  variable_list operator()(const variable_list&) override { throw Refused(kException, why); }
+  const std::string why;
+};
+
+// By the graphs that there are now; an accumulator lives as long as one of them.
+void refuse_grad(const at::Tensor& leaf, const std::string& why) {
+  torch::autograd::impl::grad_accumulator(leaf)->add_pre_hook(std::make_unique<Escape>(why));
+}
+
 // Runs the block. Its one input is on the CPU, whatever device the block is on, so that the engine runs it on the
 // thread that called the engine. The gradients come by way of its `Arrival`.
 class ReplayNode : public Node {
@@ -152,12 +165,22 @@ variable_list ReplayNode::apply(variable_list&&) {
   if (!replayed.roots.empty()) {
     const auto start = std::chrono::steady_clock::now();
     execute(token.run, token.desk, replayed.roots, replayed.grads);
+    replayed.roots.clear(); // and with them the block's graph
     const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
     on_owner(token, [&] { callbacks_->finished(token.run->replayer, state_, taken.count()); });
   }
   variable_list result(num_outputs());
-  for (size_t i = 0; i < result.size(); ++i)
-    if (replayed.leaves[i].defined()) result[i] = replayed.leaves[i].grad();
+  for (size_t i = 0; i < result.size(); ++i) {
+    const at::Tensor& leaf = replayed.leaves[i];
+    if (!leaf.defined()) continue;
+    result[i] = leaf.grad();
+    // Held by a graph that left the body.
+    if (leaf.use_count() > 1)
+      refuse_grad(
+          leaf,
+          "a tensor that replay block `" + block_ +
+              "` computed from its inputs in its replay and did not return is being differentiated\nreturn it as an output, or detach it: its gradient would end at the block");
+  }
   return result;
 }
 
@@ -169,14 +192,6 @@ struct Barrier : Node {
         "an inner replay block cannot be differentiated in the forward of the block around it; take the gradient of the rollout's loss with `Rollout::backward`");
   }
   std::string name() const override { return "ReplayBarrier"; }
-};
-
-// Stands before the accumulator of a leaf that outlived its block's forward: what was computed from it has left the
-// body.
-struct Escape : torch::autograd::FunctionPreHook {
-  explicit Escape(std::string why) : why(std::move(why)) {}
-  variable_list operator()(const variable_list&) override { throw Refused(kException, why); }
-  const std::string why;
 };
 
 // The engine counts passes inside passes and moves to threads of its own at 60; before that, a thread of ours calls
@@ -277,7 +292,7 @@ int replay_barrier(
 
 int replay_refuse_grad(const at::Tensor* leaf, const char* why) {
   return guarded([&] {
-    torch::autograd::impl::grad_accumulator(*leaf)->add_pre_hook(std::make_unique<replay::Escape>(why));
+    replay::refuse_grad(*leaf, why);
   });
 }
 

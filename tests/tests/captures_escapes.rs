@@ -3,7 +3,7 @@
 
 use std::cell::RefCell;
 
-use replay_runtime::{ReplayError, Rollout};
+use replay_runtime::{ReplayError, Rollout, is_replaying};
 use replay_tests::{Setup, randn, same_bits};
 use tch::{Kind, Tensor, nn};
 
@@ -99,6 +99,36 @@ fn what_an_inner_block_leaves_aside_for_the_outer_one_is_an_error() {
         Ok::<_, ReplayError>(y + aside.take().expect("left there"))
     });
     assert_escaped(&format!("{:?}", rollout.backward(&y.unwrap().sum(Kind::Float)).unwrap_err()));
+    assert_untrained(&setup);
+}
+
+/// The last run is the replay: what it left aside is no better.
+#[test]
+fn what_a_replay_leaves_aside_is_an_error_too() {
+    let (setup, aside) = (setup(), RefCell::default());
+    let rollout = Rollout::new(&setup.vs);
+    let y = leaks(&rollout, &setup, &aside);
+    rollout.backward(&y.sum(Kind::Float)).unwrap();
+    let before = setup.leaves[0].1.grad().copy();
+    let text = aside.take().unwrap().f_backward().unwrap_err().to_string();
+    assert!(text.contains("`leaks`") && text.contains("did not return"), "{text}");
+    assert!(same_bits(&before, &setup.leaves[0].1.grad()));
+}
+
+/// A later replay that takes up what an earlier one has left aside.
+#[test]
+fn what_one_replay_leaves_aside_for_another_is_an_error() {
+    let (setup, aside) = (setup(), RefCell::new(None));
+    let rollout = Rollout::new(&setup.vs);
+    let takes = |_: &Rollout<'_>, i: &[Tensor]| {
+        let y = &i[0] * &setup.model;
+        if is_replaying() { y + aside.take().expect("the other block was replayed before") } else { y }
+    };
+    let h = rollout.block("takes", &[("x", &setup.leaves[0].1)], takes).unwrap();
+    let y = leaks(&rollout, &setup, &aside);
+    let error = rollout.backward(&(h.sum(Kind::Float) + y.sum(Kind::Float))).unwrap_err();
+    let text = format!("{error:?}");
+    assert!(text.contains("`leaks`") && text.contains("did not return"), "{text}");
     assert_untrained(&setup);
 }
 
