@@ -53,12 +53,16 @@ class Recording {
 // through memory in its order, would then differ in the last bits from that of a plain graph.
 class Catch : public torch::autograd::FunctionPreHook {
  public:
-  explicit Catch(std::weak_ptr<at::Tensor> slot) : slot_(std::move(slot)) {}
+  Catch(std::weak_ptr<at::Tensor> slot, std::string block) : slot_(std::move(slot)), block_(std::move(block)) {}
 
   variable_list operator()(const variable_list& grads) override {
     const auto slot = slot_.lock();
-    // The replay is over: a leaf that lives on is as any other.
-    if (slot == nullptr) return grads;
+    // The replay is over: the leaf is held by a graph that left the body.
+    if (slot == nullptr)
+      throw Refused(
+          kException,
+          "a tensor that replay block `" + block_ +
+              "` computed from its inputs in its replay and did not return is being differentiated\nreturn it as an output, or detach it: its gradient would end at the block");
     // Twice where a block inside captures the leaf.
     if (grads[0].defined()) *slot = slot->defined() ? *slot + grads[0] : grads[0];
     return {at::Tensor()};
@@ -66,6 +70,7 @@ class Catch : public torch::autograd::FunctionPreHook {
 
  private:
   std::weak_ptr<at::Tensor> slot_;
+  const std::string block_;
 };
 
 void execute(
@@ -73,6 +78,19 @@ void execute(
     const std::shared_ptr<Desk>& desk,
     const edge_list& roots,
     const variable_list& grads);
+
+// Stands before the accumulator of a leaf that outlived its block's forward: what was computed from it has left the
+// body.
+struct Escape : torch::autograd::FunctionPreHook {
+  explicit Escape(std::string why) : why(std::move(why)) {}
+  variable_list operator()(const variable_list&) override { throw Refused(kException, why); }
+  const std::string why;
+};
+
+// By the graphs that there are now; an accumulator lives as long as one of them.
+void refuse_grad(const at::Tensor& leaf, const std::string& why) {
+  torch::autograd::impl::grad_accumulator(leaf)->add_pre_hook(std::make_unique<Escape>(why));
+}
 
 // Runs the block. Its one input is on the CPU, whatever device the block is on, so that the engine runs it on the
 // thread that called the engine. The gradients come by way of its `Arrival`.
@@ -149,6 +167,7 @@ Replayed ReplayNode::replay(const Run& run) {
   for (size_t i = 0; i < arrived_.size(); ++i)
     if (arrived_[i].defined()) given[i] = &arrived_[i];
   Replayed replayed;
+  replayed.block = block_;
   replayed.leaves.resize(num_outputs());
   if (callbacks_->run(run.replayer, state_, given.data(), given.size(), &replayed) != 0)
     refuse(kCallback, "the replay failed");
@@ -174,6 +193,7 @@ variable_list ReplayNode::apply(variable_list&&) {
   if (!replayed.roots.empty()) {
     const auto start = std::chrono::steady_clock::now();
     execute(token.run, token.desk, replayed.roots, replayed.grads);
+    replayed.roots.clear(); // and with them the block's graph
     const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
     on_owner(token, [&] { callbacks_->finished(token.run->replayer, state_, taken.count()); });
   }
@@ -299,6 +319,10 @@ int replay_barrier(
   });
 }
 
+int replay_refuse_grad(const at::Tensor* leaf, const char* why) {
+  return guarded([&] { replay::refuse_grad(*leaf, why); });
+}
+
 int replay_backward(
     uint64_t rollout,
     const void* replayer,
@@ -332,7 +356,7 @@ int replay_push_leaf(replay::Replayed* replayed, size_t index, const at::Tensor*
   return guarded([&] {
     auto& slot = replayed->leaves.at(index);
     slot = std::make_shared<at::Tensor>();
-    torch::autograd::impl::add_hook(*leaf, std::make_unique<replay::Catch>(slot));
+    torch::autograd::impl::add_hook(*leaf, std::make_unique<replay::Catch>(slot, replayed->block));
   });
 }
 

@@ -15,12 +15,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 namespace replay {
 
 // What a replayed block hands back to be differentiated.
 struct Replayed {
+  std::string block;
   torch::autograd::edge_list roots;
   torch::autograd::variable_list grads; // of the roots
   // What arrives at the leaf of each input; null where there is none.
@@ -73,6 +75,9 @@ int replay_barrier(
     size_t n_inputs,
     at::Tensor* const* outputs,
     size_t n_outputs);
+
+// Makes every backward pass that comes to `leaf` by the graphs that there are now fail with `why`.
+int replay_refuse_grad(const at::Tensor* leaf, const char* why);
 
 // `loss.backward()` in the name of `rollout`, which may accumulate into `leaves`. `replayer` is handed to `run` and
 // `finished`, on the calling thread, and is not used after this function has returned.

@@ -195,7 +195,7 @@ impl<'m> Call<'_, 'm> {
         let values = compared.then(|| tch::no_grad(|| graph.iter().map(|output| output.detach().copy()).collect()));
         let captured: Vec<_> = captured.into_iter().map(|(leaf, print)| (WeakTensor::new(&leaf), print)).collect();
         drop(graph);
-        self.note_escaped(leaves);
+        self.note_escaped(leaves)?;
         let (saved, inputs) = self.save(&prints, &variables)?;
         let contexts = self.contexts();
         let block = Arc::clone(&self.label.block);
@@ -220,18 +220,22 @@ impl<'m> Call<'_, 'm> {
         Ok(())
     }
 
-    /// Drops the leaves. Those that live on are held by a graph that left the body unseen.
-    fn note_escaped(&self, leaves: Vec<Option<Tensor>>) {
+    /// Drops the leaves. Those that live on are held by a graph that left the body unseen: this rollout's loss must not
+    /// depend on it, and other backward passes that come to it are refused.
+    fn note_escaped(&self, leaves: Vec<Option<Tensor>>) -> Result<(), ReplayError> {
         for (leaf, name) in leaves.into_iter().zip(&self.label.inputs) {
             let Some(leaf) = leaf.filter(Tensor::requires_grad) else { continue };
             let (identity, weak) = (ffi::identity(&leaf), WeakTensor::new(&leaf));
             drop(leaf);
-            if weak.upgrade().is_some() {
+            if let Some(leaf) = weak.upgrade() {
                 let block = Arc::clone(&self.label.block);
+                let why = ReplayError::Escaped { block: block.to_string(), input: name.clone() }.to_string();
+                ffi::refuse_grad(&leaf, &why).in_block(&block, "mark an input")?;
                 let noted = Escaped { block, input: name.clone(), _leaf: weak };
                 self.state.escaped.borrow_mut().insert(identity, noted);
             }
         }
+        Ok(())
     }
 
     #[expect(clippy::type_complexity, reason = "two lists in step, taken apart at once")]

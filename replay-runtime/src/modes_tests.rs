@@ -1,5 +1,5 @@
-//! Guarantees *modes* and *no grad*, for what tch has no way to set: default type, deterministic algorithms, the cache of
-//! autocast, and inference mode.
+//! Guarantees *modes* and *no grad*, for what tch has no way to set: default type, deterministic algorithms, the cache
+//! of autocast, and inference mode.
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -44,7 +44,8 @@ fn changed() -> Vec<Modes> {
     ]
 }
 
-/// Runs a block under `forward`, and its replay by a caller who is under `backward`; fails in the replay where asked to.
+/// Runs a block under `forward`, and its replay by a caller who is under `backward`; fails in the replay where asked
+/// to.
 fn run(forward: &Modes, backward: &Modes, fail: bool) {
     let before = Modes::current().unwrap();
     let seen = RefCell::new(Vec::new());

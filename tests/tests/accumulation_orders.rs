@@ -1,7 +1,8 @@
 //! Guarantee *accumulation*, for every order of forwards and backward passes: what arrives is added once, to what is
 //! there, and nothing is left behind for the next step.
 //!
-//! Values are small whole numbers, of which every sum is exact, so that plain autograd is the oracle whatever the order.
+//! Values are small whole numbers, of which every sum is exact, so that plain autograd is the oracle whatever the
+//! order.
 
 use replay_runtime::{ReplayError, Rollout};
 use replay_tests::{How, Setup, randn, replayed, same_bits};
@@ -38,8 +39,8 @@ fn assert_equal_grads(expected: &Setup<Tensor>, found: &Setup<Tensor>) {
     }
 }
 
-/// The weight is an input and a variable of the block, and is used outside: its gradient is added once for each use, and
-/// the old one once.
+/// The weight is an input and a variable of the block, and is used outside: its gradient is added once for each use,
+/// and the old one once.
 #[test]
 fn a_weight_passed_as_an_input_too() {
     fn program<'m>(how: &How<'_, 'm>, w: &'m Tensor, _: &[(String, Tensor)]) -> Tensor {
@@ -76,9 +77,9 @@ fn a_leaf_of_no_store_passed_as_an_input_and_captured() {
         };
         let loss = (y * &leaf).sum(Kind::Float);
         if replay {
-            drop(rollout.backward(&loss).unwrap())
+            drop(rollout.backward(&loss).unwrap());
         } else {
-            loss.backward()
+            loss.backward();
         }
         leaf.grad()
     };
@@ -125,7 +126,11 @@ fn interleaved(order: &str, setup: &Setup<Tensor>, replay: bool) {
             open.push_back((rollout, loss));
         } else {
             let (rollout, loss) = open.pop_front().expect("a forward");
-            if replay { drop(rollout.backward(&loss).unwrap()) } else { loss.backward() }
+            if replay {
+                drop(rollout.backward(&loss).unwrap());
+            } else {
+                loss.backward();
+            }
         }
     }
 }
@@ -186,15 +191,15 @@ fn an_old_gradient_of_another_kind() {
         let (plain, found) = (run(false, old, new), run(true, old, new));
         match (plain, found) {
             (Ok(plain), Ok(found)) => {
-                assert!(plain.0 == found.0 && same_bits(&plain.1, &found.1), "{plain:?} {found:?}")
+                assert!(plain.0 == found.0 && same_bits(&plain.1, &found.1), "{plain:?} {found:?}");
             }
             (plain, found) => panic!("{plain:?} {found:?}"),
         }
     }
 }
 
-/// A body that differentiates a rollout of its own over the same store adds to the same gradients each time that it runs;
-/// the outer pass adds its own, and where it fails all are as before.
+/// A body that differentiates a rollout of its own over the same store adds to the same gradients each time that it
+/// runs; the outer pass adds its own, and where it fails all are as before.
 #[test]
 fn a_rollout_over_the_same_store_inside_a_body() {
     for fail in [false, true] {

@@ -42,11 +42,8 @@ fn named(cell: &str) -> Vec<Named> {
         .map(|name| match name.split_once("::") {
             None => Named { file: tests.join(name), function: None },
             Some((file, function)) => {
-                let path = if file.ends_with(".rs") {
-                    package().join("..").join(file)
-                } else {
-                    tests.join(format!("{file}.rs"))
-                };
+                let path =
+                    if file.contains('.') { package().join("..").join(file) } else { tests.join(format!("{file}.rs")) };
                 Named { file: path, function: Some(function.to_owned()) }
             }
         })

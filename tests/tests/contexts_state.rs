@@ -185,7 +185,8 @@ fn another_kernel_in_the_replay_is_named() {
     assert!(error.to_string().contains("Float") && error.to_string().contains("Double"), "{error}");
 }
 
-/// Two forwards are alive at once, and each replay has the state of its own: both losses in one pass, and the first alone.
+/// Two forwards are alive at once, and each replay has the state of its own: both losses in one pass, and the first
+/// alone.
 #[test]
 fn two_forwards_alive_each_have_their_own_state() {
     let run = |replay: bool, both: bool| {
@@ -199,9 +200,9 @@ fn two_forwards_alive_each_have_their_own_state() {
         let second = call(&x(2));
         let loss = if both { first + second } else { first }.sum(Kind::Float);
         if replay {
-            drop(rollout.backward(&loss).unwrap())
+            drop(rollout.backward(&loss).unwrap());
         } else {
-            loss.backward()
+            loss.backward();
         }
         Outcome { loss: loss.detach(), grads: setup.grads() }
     };
@@ -210,8 +211,8 @@ fn two_forwards_alive_each_have_their_own_state() {
     }
 }
 
-/// A mode that is passed as data is the forward's, whatever the caller does with his own by then; and it is gradient mode
-/// that says whether a block is recorded, not the model's.
+/// A mode that is passed as data is the forward's, whatever the caller does with his own by then; and it is gradient
+/// mode that says whether a block is recorded, not the model's.
 #[test]
 fn train_and_eval_are_those_of_the_forward() {
     let run = |replay: bool| {
@@ -276,8 +277,8 @@ fn autocast_and_a_mode_of_the_users_own() {
     assert!(looks.0.scale.get() < 1.5);
 }
 
-/// An adapter that is switched between two forwards: by the model's field in a context, and by `requires_grad`, which is
-/// an error.
+/// An adapter that is switched between two forwards: by the model's field in a context, and by `requires_grad`, which
+/// is an error.
 #[test]
 fn an_adapter_switched_between_forwards() {
     let setup = Setup::new(Decoder::new);

@@ -1,7 +1,8 @@
 //! Guarantee *devices*, on a GPU: what reaches CUDA by another way than an input, what a body sees there, and what
 //! offload keeps and gives back. All of it needs a GPU, and is compiled without one.
 //!
-//! Kernels that add in no fixed order are not used, and each weight is used once per block: plain autograd is the oracle.
+//! Kernels that add in no fixed order are not used, and each weight is used once per block: plain autograd is the
+//! oracle.
 
 use std::cell::RefCell;
 use std::thread;
@@ -49,9 +50,9 @@ fn from_the_cpu(replay: bool, body: impl Fn(&nn::Linear, &Tensor) -> Tensor) -> 
         loss += y.square().sum(Kind::Float);
     }
     if replay {
-        drop(rollout.backward(&loss).unwrap())
+        drop(rollout.backward(&loss).unwrap());
     } else {
-        loss.backward()
+        loss.backward();
     }
     (grads(&vs), Tensor::rand([4], (Kind::Float, GPU)))
 }

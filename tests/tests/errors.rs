@@ -1,9 +1,10 @@
 //! Guarantee *errors*: `Display` is one or two lines that name the block and the input and say what to do. LibTorch's
 //! long text with its C++ frames stays behind `source()` and `Debug`.
 //!
-//! Not reached here: `InferenceInput` (tch cannot make such a tensor), `Device` (needs two CUDA devices, see
-//! `devices.rs`), `Version` (needs another LibTorch), `Thread` (the engine always comes back to the rollout's own thread),
-//! `ForeignBackward` (such a pass is tch's own and so is its error; the text is checked below), `Context` and `Torch`.
+//! Not reached here: `InferenceInput` (tch cannot make such a tensor; see `replay-runtime/src/modes_tests.rs`),
+//! `Device` (needs two CUDA devices, see `devices.rs`), `Version` (needs another LibTorch), `Thread` (the engine always
+//! comes back to the rollout's own thread), `ForeignBackward` (such a pass is tch's own and so is its error; the text
+//! is checked below), `Context` and `Torch`.
 
 use std::cell::RefCell;
 use std::error::Error;

@@ -1,5 +1,5 @@
-//! Guarantee *failure*, for what surrounds a body: contexts that err or panic when they are entered or left, storage that
-//! cannot be had, and panics of all kinds, each told to the panic hook once. Afterwards everything is as before.
+//! Guarantee *failure*, for what surrounds a body: contexts that err or panic when they are entered or left, storage
+//! that cannot be had, and panics of all kinds, each told to the panic hook once. Afterwards everything is as before.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};

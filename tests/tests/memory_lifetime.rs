@@ -1,5 +1,5 @@
-//! Guarantee *memory*, over many steps and many ends: whatever fails, and whatever is dropped first and on which thread,
-//! nothing piles up.
+//! Guarantee *memory*, over many steps and many ends: whatever fails, and whatever is dropped first and on which
+//! thread, nothing piles up.
 //!
 //! Closures are counted by what they capture, exactly. Tensors are measured as what the process holds resident, with
 //! inputs so large that each lost one would show.
@@ -166,8 +166,8 @@ fn weights_are_not_kept() {
 const WIDE: i64 = 8 << 20;
 const WIDE_MIB: i64 = 32;
 
-/// Two branches of three blocks each: the graph of one block lives at a time, whichever branch it is in, and the order is
-/// the same each time, the reverse of the forwards'.
+/// Two branches of three blocks each: the graph of one block lives at a time, whichever branch it is in, and the order
+/// is the same each time, the reverse of the forwards'.
 #[test]
 fn branches_are_replayed_one_block_at_a_time_and_in_order() {
     let setup = setup();
@@ -200,8 +200,8 @@ fn branches_are_replayed_one_block_at_a_time_and_in_order() {
     }
 }
 
-/// Rollout, loss, output and input, in all orders, the tensors here or on another thread. The model must be last: what the
-/// compiler says otherwise is in `ui/fail`.
+/// Rollout, loss, output and input, in all orders, the tensors here or on another thread. The model must be last: what
+/// the compiler says otherwise is in `ui/fail`.
 #[test]
 fn everything_is_dropped_in_every_order() {
     let witness = Arc::new(());

@@ -1,7 +1,7 @@
 //! Guarantee *modes*, where blocks share something: a weight that autocast has cast, and the threads that kernels use.
 //!
-//! Autocast keeps the cast of a weight for the whole scope, so that a second use of it makes none. The oracle is blockwise
-//! autograd, in which each block casts for itself.
+//! Autocast keeps the cast of a weight for the whole scope, so that a second use of it makes none. The oracle is
+//! blockwise autograd, in which each block casts for itself.
 
 use std::cell::RefCell;
 use std::thread;
@@ -54,8 +54,8 @@ fn siblings_of_which_some_are_cast() {
     }
 }
 
-/// Two inner blocks that share the weight, in an outer block under autocast: as the same blocks side by side, whose sums
-/// are taken in the weight's own type too.
+/// Two inner blocks that share the weight, in an outer block under autocast: as the same blocks side by side, whose
+/// sums are taken in the weight's own type too.
 #[test]
 fn inner_siblings_that_share_a_weight_under_autocast() {
     fn pair<'m>(rollout: &Rollout<'m>, model: &'m nn::Linear, x: &Tensor) -> Result<Tensor, ReplayError> {
@@ -89,8 +89,8 @@ fn nest<'m>(rollout: &Rollout<'m>, w: &'m Tensor, seen: &'m RefCell<Vec<i32>>, x
     rollout.block("nest", &[("x", x)], body).unwrap()
 }
 
-/// The library never sets the number of threads that kernels use, and where it calls the engine from a thread of its own,
-/// for the sake of depth, bodies see the caller's number all the same.
+/// The library never sets the number of threads that kernels use, and where it calls the engine from a thread of its
+/// own, for the sake of depth, bodies see the caller's number all the same.
 #[test]
 fn the_number_of_threads_is_left_alone() {
     for threads in [1, 2, 3] {

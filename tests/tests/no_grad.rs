@@ -1,7 +1,7 @@
 //! Guarantee *no grad*: where nothing will be differentiated a block is a plain call. It keeps nothing, neither inputs
 //! nor closure, and its outputs do not require grad.
 //!
-//! Inference mode, and tensors made in it, cannot be had through tch 0.26: it has no guard for it.
+//! Inference mode, for which tch 0.26 has no guard, is in `replay-runtime/src/modes_tests.rs`.
 
 use std::hint::black_box;
 use std::rc::Rc;

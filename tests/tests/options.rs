@@ -56,7 +56,7 @@ impl Stores {
 }
 
 /// Applies the choices that `set` has a bit for.
-fn builder<'m>(stores: &'m Stores, around: Around, set: usize) -> RolloutBuilder<'m> {
+fn builder(stores: &Stores, around: Around, set: usize) -> RolloutBuilder<'_> {
     let builder = Rollout::builder(&stores.vs);
     let builder = if around.second_store { builder.store(&stores.other) } else { builder };
     CHOICES

@@ -1,6 +1,6 @@
-//! Guarantee *outputs*, for what the caller does to them in place: whatever the output is and however it is written, the
-//! gradient is plain autograd's, or there is an error, in the forward, at the operation or in `backward`. Never is it
-//! another gradient.
+//! Guarantee *outputs*, for what the caller does to them in place: whatever the output is and however it is written,
+//! the gradient is plain autograd's, or there is an error, in the forward, at the operation or in `backward`. Never is
+//! it another gradient.
 //!
 //! Plain autograd follows a write to a view through its base, and may then round otherwise; or it refuses, because the
 //! operation before has saved what is written. A block's output has no base and no operation before. So there is a
@@ -83,12 +83,11 @@ fn close(a: &Outcome, b: &Outcome) -> bool {
 }
 
 fn equal(a: &Outcome, b: &Outcome) -> bool {
-    let pairs = a.grads.iter().map(|(name, grad)| (grad, &b.grads[name]));
-    let grads = pairs.map(|(a, b)| match (a, b) {
-        (Some(a), Some(b)) => same_bits(a, b),
-        (a, b) => a.is_none() && b.is_none(),
-    });
-    same_bits(&a.loss, &b.loss) && grads.fold(true, |all, same| all && same)
+    same_bits(&a.loss, &b.loss)
+        && a.grads.iter().all(|(name, grad)| match (grad, &b.grads[name]) {
+            (Some(a), Some(b)) => same_bits(a, b),
+            (a, b) => a.is_none() && b.is_none(),
+        })
 }
 
 /// What became of one write.

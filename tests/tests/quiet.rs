@@ -1,5 +1,5 @@
-//! Guarantee *no grad*, *modes* and *errors*, for what is printed: nothing. LibTorch warns on the process's own standard
-//! error, so each program here runs in a process of its own, whose output is read.
+//! Guarantee *no grad*, *modes* and *errors*, for what is printed: nothing. LibTorch warns on the process's own
+//! standard error, so each program here runs in a process of its own, whose output is read.
 
 use std::process::Command;
 

@@ -74,7 +74,7 @@ fn blocks_that_share_a_lock() {
 }
 
 /// Trains a model of its own on each request, from the first block to the end of the backward pass.
-fn worker(asked: Receiver<()>, done: Sender<Vec<u8>>) {
+fn worker(asked: Receiver<()>, done: &Sender<Vec<u8>>) {
     for () in asked {
         let vs = nn::VarStore::new(Device::Cpu);
         let w = vs.root().var("w", &[4], nn::Init::Const(2.0));
@@ -92,7 +92,7 @@ struct Other(Sender<()>, Receiver<Vec<u8>>, Cell<u32>);
 impl Other {
     fn start() -> Self {
         let ((ask, asked), (send, receive)) = (channel(), channel());
-        thread::spawn(move || worker(asked, send));
+        thread::spawn(move || worker(asked, &send));
         Self(ask, receive, Cell::new(0))
     }
 

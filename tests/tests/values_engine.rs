@@ -1,8 +1,8 @@
-//! Guarantee *values*, for every shape of graph: siblings, diamonds, blocks in blocks, plain autograd around and between
-//! them, and replays in another order than the reverse of the forwards.
+//! Guarantee *values*, for every shape of graph: siblings, diamonds, blocks in blocks, plain autograd around and
+//! between them, and replays in another order than the reverse of the forwards.
 //!
-//! Plain autograd hands out contributions later-created uses first, and blocks are replayed in that order; with one use of
-//! each weight per block it is the oracle, unless a test says otherwise.
+//! Plain autograd hands out contributions later-created uses first, and blocks are replayed in that order; with one use
+//! of each weight per block it is the oracle, unless a test says otherwise.
 
 use std::cell::RefCell;
 use std::rc::Rc;

@@ -1,5 +1,5 @@
-//! Guarantee *values*, for inputs of every layout, kind and owner: a body sees the same sizes and strides in both passes,
-//! and the caller's tensors are its own, before and after.
+//! Guarantee *values*, for inputs of every layout, kind and owner: a body sees the same sizes and strides in both
+//! passes, and the caller's tensors are its own, before and after.
 //!
 //! Where nothing else is said each tensor is used once, so that plain autograd is the oracle.
 
@@ -122,10 +122,10 @@ fn views_that_overlap() {
         Setup::new(|path| path.var_copy("scale", &Tensor::from(3f64))).leaf("x", x)
     };
     assert_exact(Oracle::Plain, setup, |how, scale, leaves| {
-        let x = &leaves[0].1 * 2.0;
-        let (a, b) = (x.narrow(0, 0, 3), x.narrow(0, 1, 3));
+        let base = &leaves[0].1 * 2.0;
+        let (a, b) = (base.narrow(0, 0, 3), base.narrow(0, 1, 3));
         let y = how.block("windows", &[("a", &a), ("b", &b)], move |i| &i[0] * i[1].square() * scale);
-        let z = how.block("whole", &[("x", &x), ("y", &y)], move |i| i[0].narrow(0, 1, 3).square() * &i[1]);
+        let z = how.block("whole", &[("base", &base), ("y", &y)], move |i| i[0].narrow(0, 1, 3).square() * &i[1]);
         z.sum(Kind::Double)
     });
 }

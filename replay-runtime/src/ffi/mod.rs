@@ -11,7 +11,7 @@ mod sys;
 mod tensor;
 
 pub(crate) use node::{
-    Graveyard, NodeState, Replayed, Replayer, attach, backward, barrier, graph, graph_since, sequence,
+    Graveyard, NodeState, Replayed, Replayer, attach, backward, barrier, graph, graph_since, refuse_grad, sequence,
 };
 pub(crate) use rng::{DrawLock, DrawWatch, bytes_hash, register_thread, rng_get, rng_set, several_threads};
 #[cfg(test)]

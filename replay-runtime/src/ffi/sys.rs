@@ -50,6 +50,7 @@ unsafe extern "C" {
         outputs: *const *const C_tensor,
         n_outputs: usize,
     ) -> c_int;
+    pub(super) fn replay_refuse_grad(leaf: *const C_tensor, why: *const c_char) -> c_int;
     pub(super) fn replay_saved_on_host(saved: *const CSaved) -> c_int;
     pub(super) fn replay_backward(
         rollout: u64,
