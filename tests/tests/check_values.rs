@@ -54,6 +54,36 @@ fn a_drift_of_values_is_an_error() {
     assert_eq!(text.lines().count(), 2);
 }
 
+/// A constant that the closure holds and whose storage is filled anew between forward and replay: nothing else watches it.
+#[test]
+fn a_captured_constant_that_was_filled_anew_is_an_error() {
+    let setup = Setup::new(linear);
+    let mut table = randn(3, &[6], Kind::Float);
+    let held = table.shallow_clone();
+    let rollout = Rollout::builder(&setup.vs).check(Check::Values).build();
+    let y = rollout
+        .block("reads", &[("x", &randn(2, &[5, 6], Kind::Float))], |_, i| setup.model.forward(&i[0]) * &held)
+        .unwrap();
+    let _ = table.fill_(9.0);
+    let error = rollout.backward(&y.sum(Kind::Float)).unwrap_err();
+    assert!(matches!(&error, ReplayError::ValuesDiffer { block, output: 0, .. } if block == "reads"), "{error}");
+    assert!(!setup.model.ws.grad().defined());
+}
+
+/// Another kernel of the same shape and kind: a switch in the model that nobody puts back.
+#[test]
+fn another_kernel_of_the_same_shape_is_an_error() {
+    let exact = Cell::new(true);
+    let setup = Setup::new(linear);
+    let rollout = Rollout::builder(&setup.vs).check(Check::Values).build();
+    let y = rollout.block("switches", &[("x", &randn(2, &[5, 6], Kind::Float))], |_, i| {
+        setup.model.forward(&i[0]).gelu(if exact.get() { "none" } else { "tanh" })
+    });
+    exact.set(false);
+    let error = rollout.backward(&y.unwrap().sum(Kind::Float)).unwrap_err();
+    assert!(matches!(error, ReplayError::ValuesDiffer { .. }), "{error}");
+}
+
 #[test]
 fn every_kind_is_compared() {
     for kind in [Kind::Float, Kind::Double, Kind::Half, Kind::BFloat16, Kind::Int64, Kind::Int, Kind::Uint8] {
