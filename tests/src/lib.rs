@@ -47,6 +47,9 @@ impl<'m> How<'_, 'm> {
 }
 
 /// The blocks of a blockwise run.
+///
+/// For real numbers, and programs in which what stands around the blocks uses each tensor once: a sum there would be
+/// taken in another order than by the engine. The oracle in `program/blockwise.rs` has neither limit.
 #[derive(Default)]
 pub struct Tape(RefCell<Vec<Noted>>);
 

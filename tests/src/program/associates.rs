@@ -21,7 +21,7 @@ pub(super) fn associates(program: &Program) -> bool {
     for step in &program.steps {
         match step {
             Step::Op(op, ..) => {
-                op.param().into_iter().for_each(|i| *around.entry(param(i)).or_insert(0) += 1);
+                op.params().into_iter().for_each(|i| *around.entry(param(i)).or_insert(0) += 1);
                 known += 1;
             }
             Step::Block(block) => {
@@ -56,7 +56,7 @@ fn uses_all_once(block: &Block, known: usize, param: impl Fn(usize) -> usize) ->
         if op.is_binary() && a % count != b % count {
             use_value(*b, count);
         }
-        op.param().into_iter().for_each(|i| *params.entry(param(i)).or_insert(0) += 1);
+        op.params().into_iter().for_each(|i| *params.entry(param(i)).or_insert(0) += 1);
         count += 1;
     }
     for output in &block.outputs {

@@ -134,7 +134,7 @@ impl Graph {
 
     fn operation(&mut self, world: &World, op: Op, a: usize, b: usize) -> usize {
         let (a, b) = (self.env[a % self.env.len()], self.env[b % self.env.len()]);
-        let params: Vec<_> = op.param().into_iter().map(|i| world.param_index(i)).collect();
+        let params: Vec<_> = op.params().into_iter().map(|i| world.param_index(i)).collect();
         if !op.is_binary() || a == b {
             return self.op(&[a], &params, |leaves| world.apply(op, &leaves[0], &leaves[0].detach()));
         }

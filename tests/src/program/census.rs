@@ -38,7 +38,7 @@ impl World {
         self.note_if(op.draws() && depth > 1, "random numbers in a block");
         self.note_if(op.draws() && depth == 1, "random numbers between blocks");
         self.note_if(op == Op::InPlace && depth > 1, "in place inside a body");
-        self.note_if(op.param().is_some() && depth == 1, "parameters outside of blocks");
+        self.note_if(!op.params().is_empty() && depth == 1, "parameters outside of blocks");
     }
 
     /// What there is to say of a block that is given `inputs` out of `known` tensors.

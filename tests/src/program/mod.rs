@@ -192,6 +192,7 @@ pub enum Output {
 pub enum Op {
     Linear(usize),
     Scale(usize),
+    Shift(usize),
     Squash,
     Curve,
     Mix,

@@ -29,6 +29,7 @@ impl World {
                 a.where_self(&real_part(&b.detach()).gt(0.0), &b)
             }
             Op::Cat => self.cat(&self.fit(a), &self.fit(b)),
+            Op::Shift(i) => self.shift(&self.fit(a), i),
             Op::Linear(_) | Op::Scale(_) => self.with_param(op, &self.fit(a)),
             Op::Dropout | Op::Noise | Op::Normal | Op::Seeded => self.drawing(op, &self.fit(a)),
             _ => self.elementwise(op, &self.fit(a)),
@@ -69,6 +70,14 @@ impl World {
             x * param.get(0)
         };
         self.bound(out)
+    }
+
+    /// Two rows for all: LibTorch gives both parameters one storage as their gradient.
+    fn shift(&self, x: &Tensor, i: usize) -> Tensor {
+        let [first, second] = [i, i + 1].map(|i| &self.params[i % self.params.len()]);
+        let second = if first.data_ptr() == second.data_ptr() { second.detach() } else { second.shallow_clone() };
+        let row = |param: &Tensor| if param.dim() == 1 { param.unsqueeze(0) } else { param.narrow(0, 0, 1) };
+        self.bound(x + (row(first) + row(&second)))
     }
 
     fn elementwise(&self, op: Op, x: &Tensor) -> Tensor {
@@ -178,11 +187,12 @@ fn real_part(tensor: &Tensor) -> Tensor {
 }
 
 impl Op {
-    /// The parameter that it reads.
-    pub(super) fn param(self) -> Option<usize> {
+    /// The parameters that it reads.
+    pub(super) fn params(self) -> Vec<usize> {
         match self {
-            Self::Linear(i) | Self::Scale(i) => Some(i),
-            _ => None,
+            Self::Linear(i) | Self::Scale(i) => vec![i],
+            Self::Shift(i) => vec![i, i + 1],
+            _ => Vec::new(),
         }
     }
 

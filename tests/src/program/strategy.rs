@@ -94,7 +94,7 @@ fn params() -> BoxedStrategy<Param> {
         1 => Just(Home::Foreign),
         1 => Just(Home::Tied),
     ];
-    (prop::bool::weighted(0.7), home).prop_map(|(matrix, home)| Param { matrix, home }).boxed()
+    (prop::bool::weighted(0.6), home).prop_map(|(matrix, home)| Param { matrix, home }).boxed()
 }
 
 fn leaves() -> BoxedStrategy<Vec<Leaf>> {
@@ -142,7 +142,7 @@ fn outputs() -> BoxedStrategy<Output> {
 }
 
 fn ops() -> BoxedStrategy<Op> {
-    let with_param = prop_oneof![3 => any_number().prop_map(Op::Linear), 2 => any_number().prop_map(Op::Scale)];
+    let with_param = prop_oneof![3 => any_number().prop_map(Op::Linear), 2 => any_number().prop_map(Op::Scale), 2 => any_number().prop_map(Op::Shift)];
     let one = prop::sample::select(vec![Op::Squash, Op::Curve, Op::Mix, Op::Norm, Op::InPlace, Op::NoGrad]);
     let drawing = prop::sample::select(vec![Op::Dropout, Op::Noise, Op::Normal, Op::Seeded]);
     let two = prop::sample::select(vec![Op::Add, Op::Mul, Op::Where, Op::Cat, Op::Gather]);
