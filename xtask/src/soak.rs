@@ -1,5 +1,5 @@
-//! The long search for faults: random programs with ever new seeds, then the macro's fuzz target, and on request the
-//! tests of memory under `AddressSanitizer` and valgrind. Not a part of what a change must pass.
+//! The long search for faults: random programs with ever new seeds, then the macro's fuzz target, then the tests of memory
+//! under `AddressSanitizer` and valgrind, where those are installed. Not a part of what a change must pass.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
@@ -20,10 +20,10 @@ pub(crate) struct Options {
     /// Where the sequence of random programs starts; another place each time if not given.
     #[arg(long)]
     seed: Option<u64>,
-    /// After that, run a short form under `AddressSanitizer` (compiles torch-sys once more) and valgrind, where nightly
-    /// Rust and valgrind are installed.
+    /// Leave out what comes after that: a short form under `AddressSanitizer`, which compiles torch-sys once more (10
+    /// minutes), and valgrind.
     #[arg(long)]
-    sanitizers: bool,
+    no_sanitizers: bool,
 }
 
 fn minutes(text: &str) -> Result<f64, String> {
@@ -69,7 +69,7 @@ pub(crate) fn run(env: &Environment, options: &Options) -> Result<()> {
     programs(env, schedule.programs, seed)?;
     println!("=== the macro's fuzz target for {} s", schedule.fuzzing.as_secs());
     fuzz(env, schedule.fuzzing, seed)?;
-    if options.sanitizers {
+    if !options.no_sanitizers {
         sanitize(env)?;
         valgrind(env)?;
     }
@@ -157,8 +157,9 @@ fn has_nightly(rustup: &Path) -> bool {
     probe.status().is_ok_and(|status| status.success())
 }
 
-fn memory_tests() -> [&'static str; 6] {
-    ["--test", "soundness", "--test", "once", "--test", "properties"]
+fn memory_tests() -> impl Iterator<Item = &'static str> {
+    let files = ["soundness", "once", "threads", "rng_threads", "buffers", "captures_escapes", "properties"];
+    files.into_iter().flat_map(|file| ["--test", file])
 }
 
 /// A few tests with every read and write of LibTorch watched too, which is slow.
@@ -207,14 +208,14 @@ mod tests {
     fn a_quarter_of_an_hour_is_the_default() {
         let options = parse(&[]).unwrap();
         assert!((options.minutes - 15.0).abs() < f64::EPSILON);
-        assert!(options.seed.is_none() && !options.sanitizers);
+        assert!(options.seed.is_none() && !options.no_sanitizers);
     }
 
     #[test]
     fn all_can_be_chosen() {
-        let options = parse(&["--minutes", "0.5", "--seed", "7", "--sanitizers"]).unwrap();
+        let options = parse(&["--minutes", "0.5", "--seed", "7", "--no-sanitizers"]).unwrap();
         assert_eq!((Schedule::of(options.minutes), options.seed), (Schedule::of(0.5), Some(7)));
-        assert!(options.sanitizers);
+        assert!(options.no_sanitizers);
     }
 
     #[test]

@@ -27,7 +27,7 @@ pub(super) fn outcome(program: &Program) -> Outcome {
         .collect();
     let mut loss = Tensor::new();
     for round in 0..program.rollouts {
-        tch::manual_seed(program.round_seed(round));
+        program.start_round(world, round);
         let mut graph = Graph::new(&fresh.leaves);
         for step in &program.steps {
             graph.step(world, step);
@@ -53,6 +53,7 @@ pub(super) fn outcome(program: &Program) -> Outcome {
         }
     }
     grads.insert("random stream".to_owned(), Some(draw()));
+    grads.insert("buffer".to_owned(), Some(world.clock.copy()));
     Outcome { loss, grads }
 }
 

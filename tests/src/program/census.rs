@@ -27,7 +27,7 @@ impl Census {
 }
 
 impl World {
-    fn note_if(&self, condition: bool, what: &'static str) {
+    pub(super) fn note_if(&self, condition: bool, what: &'static str) {
         if condition {
             self.note(what);
         }
@@ -38,6 +38,8 @@ impl World {
         self.note_if(op.draws() && depth > 1, "random numbers in a block");
         self.note_if(op.draws() && depth == 1, "random numbers between blocks");
         self.note_if(op == Op::InPlace && depth > 1, "in place inside a body");
+        self.note_if(op == Op::Tick, "buffers updated in a block");
+        self.note_if(op == Op::Read, "buffers read");
         self.note_if(!op.params().is_empty() && depth == 1, "parameters outside of blocks");
     }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use replay_runtime::{ReplayError, Rollout};
+use replay_runtime::{Check, ReplayError, Rollout};
 use tch::{Kind, Tensor};
 
 use super::associates::associates;
@@ -61,7 +61,7 @@ fn plain(program: &Program) -> Outcome {
     let world = Rc::new(fresh.world);
     let mut loss = Tensor::new();
     for round in 0..program.rollouts {
-        tch::manual_seed(program.round_seed(round));
+        program.start_round(&world, round);
         let mut forward = Forward::new(&world, program, &leaves);
         succeed(forward.go_on(&Mode::Plain));
         loss = forward.loss();
@@ -70,7 +70,7 @@ fn plain(program: &Program) -> Outcome {
             part(&trained);
         }
     }
-    Outcome::of(&loss, &trained)
+    Outcome::of(&loss, &trained, &world)
 }
 
 /// Gives each gradient storage of its own. LibTorch may give two leaves one, and then adds to both what the next pass has
@@ -111,13 +111,16 @@ impl<'p> Run<'p> {
                 None => self.round(round, &before)?.ok_or("a program fails once")?,
             };
         }
-        Ok(Outcome::of(&loss, &self.trained))
+        Ok(Outcome::of(&loss, &self.trained, &self.world))
     }
 
     /// One rollout; `None` if it failed as it should.
     fn round(&self, round: usize, before: &Gradients) -> Result<Option<Tensor>, String> {
-        tch::manual_seed(self.program.round_seed(round));
-        let rollout = Rollout::new(&self.vs);
+        self.program.start_round(&self.world, round);
+        let compared = self.program.seed % 2 == 1;
+        let check = if compared { Check::Values } else { Check::default() };
+        let rollout = Rollout::builder(&self.vs).check(check).build();
+        self.world.note_if(compared, "outputs compared");
         let mut forward = Forward::new(&self.world, self.program, &self.leaves);
         if let Err(broken) = forward.go_on(&Mode::Replay(&rollout)) {
             self.check_failed(&broken, (round, forward.done()), before)?;
@@ -126,7 +129,7 @@ impl<'p> Run<'p> {
                 return Ok(None);
             }
             self.world.note("rollouts that go on after a failure");
-            self.stand_after(round, forward.done());
+            let _ = self.stand_after(round, forward.done());
             forward.go_on(&Mode::Replay(&rollout)).map_err(|broken| broken.describe())?;
         }
         let loss = forward.loss();
@@ -152,20 +155,24 @@ impl<'p> Run<'p> {
         if let Some(what) = disturbed_modes() {
             return Err(format!("after a failure {what}"));
         }
-        self.stand_after(round, done);
+        let buffer = self.stand_after(round, done);
+        if !same_bits(&buffer, &self.world.clock) {
+            return Err(format!("a failure after {done} steps left {} in the buffer, not {buffer}", self.world.clock));
+        }
         if !same_bits(&stream, &draw()) {
             return Err(format!("a failure after {done} steps disturbed the random stream"));
         }
         before.difference(&self.gradients()).map_or(Ok(()), Err)
     }
 
-    /// Puts the generator where it stands in a rollout after so many steps.
-    fn stand_after(&self, round: usize, steps: usize) {
+    /// Puts the generator where it stands in a rollout after so many steps, and says what the buffer is then.
+    fn stand_after(&self, round: usize, steps: usize) -> Tensor {
         let part = self.program.first(steps);
         let fresh = Fresh::new(&part, Fault::new(None));
         let world = Rc::new(fresh.world);
-        tch::manual_seed(part.round_seed(round));
+        part.start_round(&world, round);
         succeed(Forward::new(&world, &part, &fresh.leaves).go_on(&Mode::Plain));
+        world.clock.shallow_clone()
     }
 
     fn gradients(&self) -> Gradients {

@@ -214,6 +214,10 @@ pub enum Op {
     Sum,
     Argmax,
     Detach,
+    /// Reads the program's buffer.
+    Read,
+    /// Reads it and then changes it; in bodies of blocks only.
+    Tick,
 }
 
 /// A failure of one block in one of its runs, if it has that many.

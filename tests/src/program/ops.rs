@@ -32,6 +32,7 @@ impl World {
             Op::Shift(i) => self.shift(&self.fit(a), i),
             Op::Linear(_) | Op::Scale(_) => self.with_param(op, &self.fit(a)),
             Op::Dropout | Op::Noise | Op::Normal | Op::Seeded => self.drawing(op, &self.fit(a)),
+            Op::Read | Op::Tick => self.clocked(op, &self.fit(a)),
             _ => self.elementwise(op, &self.fit(a)),
         }
     }
@@ -122,6 +123,16 @@ impl World {
                 if is_complex(self.kind) { x * uniform().gt(0.5).to_kind(self.kind) } else { x.dropout(0.5, true) }
             }
         }
+    }
+
+    /// A copy of the buffer is a factor: LibTorch does not differentiate with a saved tensor that was changed since.
+    fn clocked(&self, op: Op, x: &Tensor) -> Tensor {
+        let out = self.fit(&(x * self.clock.copy()));
+        if op == Op::Tick {
+            let next = if self.exact() { 3.0 - &self.clock } else { &self.clock * 0.5 + 0.75 };
+            tch::no_grad(|| self.clock.shallow_clone().copy_(&next));
+        }
+        self.bound(out)
     }
 
     /// The second half of `a` and the first half of `b`.

@@ -4,12 +4,12 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use replay_runtime::{AutocastGuard, BoxError, ReplayError, Rollout};
+use replay_runtime::{AutocastGuard, BlockOptions, BoxError, ReplayError, Rollout};
 use tch::{Device, Kind, Tensor};
 
 use super::fault::{Broken, attempt};
 use super::world::World;
-use super::{Block, Numbers, Output, Program, Step};
+use super::{Block, Numbers, Op, Output, Program, Step};
 
 /// How blocks are run.
 pub(super) enum Mode<'r, 'm> {
@@ -146,23 +146,23 @@ fn replayed(
     let name = format!("block {}", block.id);
     let inputs: Vec<_> = NAMES.into_iter().zip(inputs).collect();
     let (world, inner) = (Rc::clone(world), Arc::clone(block));
+    let options = BlockOptions::new(name).buffers(block.updates_buffer());
     let body = move |rollout: &Rollout<'_>, inputs: &[Tensor]| {
         body(&world, &Mode::Replay(rollout), &inner, inputs, depth).map(Vec::into_iter)
     };
     let short = "as many outputs as the program says";
     match block.outputs.len() {
-        1 => Ok(vec![
-            rollout
-                .block(&name, &inputs, move |rollout, i| body(rollout, i).map(|mut out| out.next().expect(short)))?,
-        ]),
+        1 => Ok(vec![rollout.block_with(options, &inputs, move |rollout, i| {
+            body(rollout, i).map(|mut out| out.next().expect(short))
+        })?]),
         2 => {
-            let (a, b) = rollout.block(&name, &inputs, move |rollout, i| {
+            let (a, b) = rollout.block_with(options, &inputs, move |rollout, i| {
                 body(rollout, i).map(|mut out| (out.next().expect(short), out.next().expect(short)))
             })?;
             Ok(vec![a, b])
         }
         _ => {
-            let (a, b, c) = rollout.block(&name, &inputs, move |rollout, i| {
+            let (a, b, c) = rollout.block_with(options, &inputs, move |rollout, i| {
                 let mut next = body(rollout, i)?;
                 let mut next = || next.next().expect(short);
                 Ok::<_, BoxError>((next(), next(), next()))
@@ -176,6 +176,14 @@ impl Block {
     /// Whether it runs under autocast. A block around others does not: its own uses of a weight would share one cast.
     pub(super) fn casts(&self, numbers: Numbers, kind: Kind) -> bool {
         self.autocast && numbers == Numbers::Real && kind == Kind::Float && !self.nests()
+    }
+
+    /// Whether its body changes the buffer, by itself or in a block inside.
+    fn updates_buffer(&self) -> bool {
+        self.steps.iter().any(|step| match step {
+            Step::Op(op, ..) => *op == Op::Tick,
+            Step::Block(block) => block.updates_buffer(),
+        })
     }
 
     /// Whether its body runs blocks.

@@ -112,7 +112,7 @@ fn leaves() -> BoxedStrategy<Vec<Leaf>> {
 
 /// Steps with blocks up to so many deep.
 fn steps(depth: u32, most: usize) -> BoxedStrategy<Vec<Step>> {
-    let op = (ops(), any_number(), any_number()).prop_map(|(op, a, b)| Step::Op(op, a, b));
+    let op = (ops(depth < 3), any_number(), any_number()).prop_map(|(op, a, b)| Step::Op(op, a, b));
     match depth {
         0 => vec(op, 1..=most).boxed(),
         3 => vec(prop_oneof![2 => op, 3 => blocks(depth)], 1..=most).boxed(),
@@ -141,13 +141,15 @@ fn outputs() -> BoxedStrategy<Output> {
     .boxed()
 }
 
-fn ops() -> BoxedStrategy<Op> {
+/// Operations; those that change the buffer are for bodies of blocks.
+fn ops(in_block: bool) -> BoxedStrategy<Op> {
     let with_param = prop_oneof![3 => any_number().prop_map(Op::Linear), 2 => any_number().prop_map(Op::Scale), 2 => any_number().prop_map(Op::Shift)];
     let one = prop::sample::select(vec![Op::Squash, Op::Curve, Op::Mix, Op::Norm, Op::InPlace, Op::NoGrad]);
     let drawing = prop::sample::select(vec![Op::Dropout, Op::Noise, Op::Normal, Op::Seeded]);
     let two = prop::sample::select(vec![Op::Add, Op::Mul, Op::Where, Op::Cat, Op::Gather]);
     let shape = prop::sample::select(vec![Op::Transpose, Op::Slice, Op::Expand, Op::Sum, Op::Argmax, Op::Detach]);
-    prop_oneof![5 => with_param, 4 => one, 2 => drawing, 4 => two, 2 => shape].boxed()
+    let buffer = prop_oneof![1 => Just(Op::Read), 1 => Just(if in_block { Op::Tick } else { Op::Read })];
+    prop_oneof![10 => with_param, 8 => one, 4 => drawing, 8 => two, 4 => shape, 3 => buffer].boxed()
 }
 
 fn failures() -> BoxedStrategy<Failure> {

@@ -26,6 +26,8 @@ pub(super) struct World {
     pub(super) weighted_loss: bool,
     pub(super) seed: i64,
     pub(super) params: Vec<Tensor>,
+    /// A buffer: one number.
+    pub(super) clock: Tensor,
     pub(super) fault: Fault,
     /// What happened in this run, for the census.
     pub(super) seen: RefCell<BTreeSet<&'static str>>,
@@ -44,6 +46,7 @@ impl Fresh {
             weighted_loss: program.weighted_loss,
             seed: program.seed,
             params: Vec::new(),
+            clock: vs.root().add("clock", Tensor::ones([1], (program.kind, Device::Cpu)), false),
             fault,
             seen: RefCell::default(),
         };
@@ -72,19 +75,21 @@ fn named(prefix: &str, list: &[Tensor]) -> impl Iterator<Item = (String, Tensor)
 }
 
 impl Outcome {
-    /// Loss, gradients, and what the generator gives next.
-    pub(super) fn of(loss: &Tensor, trained: &BTreeMap<String, Tensor>) -> Self {
+    /// Loss, gradients, the buffer, and what the generator gives next.
+    pub(super) fn of(loss: &Tensor, trained: &BTreeMap<String, Tensor>, world: &World) -> Self {
         let grad = |tensor: &Tensor| Some(tensor.grad()).filter(Tensor::defined).map(|grad| grad.copy());
         let mut grads: BTreeMap<_, _> = trained.iter().map(|(name, tensor)| (name.clone(), grad(tensor))).collect();
         grads.insert("random stream".to_owned(), Some(draw()));
+        grads.insert("buffer".to_owned(), Some(world.clock.copy()));
         Self { loss: loss.detach(), grads }
     }
 }
 
 impl Program {
-    /// What seeds the generator before a rollout.
-    pub(super) fn round_seed(&self, round: usize) -> i64 {
-        self.seed + 1000 + i64::try_from(round).unwrap_or(0)
+    /// Where a rollout starts: the generator, and the buffer.
+    pub(super) fn start_round(&self, world: &World, round: usize) {
+        tch::manual_seed(self.seed + 1000 + i64::try_from(round).unwrap_or(0));
+        let _ = world.clock.shallow_clone().fill_(1.0);
     }
 }
 
