@@ -21,6 +21,7 @@ namespace replay {
 
 // What a replayed block hands back to be differentiated.
 struct Replayed {
+  uint64_t rollout;
   torch::autograd::edge_list roots;
   torch::autograd::variable_list grads; // of the roots
   // What arrives at the leaf of each input; null where there is none.
