@@ -50,10 +50,12 @@ class Recording {
 };
 
 // Takes what arrives at a leaf in place of its `.grad`. LibTorch lays a `.grad` out like its leaf, and a sum, which goes
-// through memory in its order, would then differ in the last bits from that of a plain graph.
+// through memory in its order, would then differ in the last bits from that of a plain graph. Only in passes of its
+// rollout: a body may take a gradient with respect to a leaf of the block around it.
 class Catch : public torch::autograd::FunctionPreHook {
  public:
-  Catch(std::weak_ptr<at::Tensor> slot, std::string block) : slot_(std::move(slot)), block_(std::move(block)) {}
+  Catch(uint64_t rollout, std::string block, std::weak_ptr<at::Tensor> slot)
+      : rollout_(rollout), block_(std::move(block)), slot_(std::move(slot)) {}
 
   variable_list operator()(const variable_list& grads) override {
     const auto slot = slot_.lock();
@@ -63,14 +65,22 @@ class Catch : public torch::autograd::FunctionPreHook {
           kException,
           "a tensor that replay block `" + block_ +
               "` computed from its inputs in its replay and did not return is being differentiated\nreturn it as an output, or detach it: its gradient would end at the block");
+    const auto* token = static_cast<Token*>(c10::ThreadLocalDebugInfo::get(kToken));
+    if (token == nullptr || token->run == nullptr || token->run->rollout != rollout_) return grads;
     // Twice where a block inside captures the leaf.
-    if (grads[0].defined()) *slot = slot->defined() ? *slot + grads[0] : grads[0];
+    if (grads[0].defined()) *slot = slot->defined() ? sum(*slot, grads[0]) : grads[0];
     return {at::Tensor()};
   }
 
  private:
-  std::weak_ptr<at::Tensor> slot_;
+  // A sparse tensor does not take a dense one; LibTorch's own rule.
+  static at::Tensor sum(const at::Tensor& a, const at::Tensor& b) {
+    return a.is_sparse() && !b.is_sparse() ? b + a : a + b;
+  }
+
+  const uint64_t rollout_;
   const std::string block_;
+  const std::weak_ptr<at::Tensor> slot_;
 };
 
 void execute(
@@ -166,8 +176,7 @@ Replayed ReplayNode::replay(const Run& run) {
   std::vector<const at::Tensor*> given(arrived_.size(), nullptr);
   for (size_t i = 0; i < arrived_.size(); ++i)
     if (arrived_[i].defined()) given[i] = &arrived_[i];
-  Replayed replayed;
-  replayed.block = block_;
+  Replayed replayed(rollout_, block_);
   replayed.leaves.resize(num_outputs());
   if (callbacks_->run(run.replayer, state_, given.data(), given.size(), &replayed) != 0)
     refuse(kCallback, "the replay failed");
@@ -188,7 +197,7 @@ Token ReplayNode::admitted() const {
 
 variable_list ReplayNode::apply(variable_list&&) {
   const Token token = admitted();
-  Replayed replayed;
+  Replayed replayed(rollout_, block_);
   on_owner(token, [&] { replayed = replay(*token.run); });
   if (!replayed.roots.empty()) {
     const auto start = std::chrono::steady_clock::now();
@@ -356,7 +365,8 @@ int replay_push_leaf(replay::Replayed* replayed, size_t index, const at::Tensor*
   return guarded([&] {
     auto& slot = replayed->leaves.at(index);
     slot = std::make_shared<at::Tensor>();
-    torch::autograd::impl::add_hook(*leaf, std::make_unique<replay::Catch>(slot, replayed->block));
+    torch::autograd::impl::add_hook(
+        *leaf, std::make_unique<replay::Catch>(replayed->rollout, replayed->block, slot));
   });
 }
 

@@ -22,6 +22,10 @@ namespace replay {
 
 // What a replayed block hands back to be differentiated.
 struct Replayed {
+  Replayed(uint64_t rollout, std::string block) : rollout(rollout), block(std::move(block)) {}
+
+  // Whose they are.
+  uint64_t rollout;
   std::string block;
   torch::autograd::edge_list roots;
   torch::autograd::variable_list grads; // of the roots

@@ -85,7 +85,7 @@ void note(Watch* watch) {
   }
 }
 
-// LibTorch takes its callbacks along to threads that work for this one, and they have not joined.
+// Called on all threads of the process, most of which have not joined.
 std::unique_ptr<at::ObserverContext> before(const at::RecordFunction& operation) {
   if (joined && draws(operation.name()) && open_draws++ == 0) {
     hold();
@@ -98,10 +98,13 @@ void after(const at::RecordFunction& operation, at::ObserverContext*) {
   if (joined && open_draws > 0 && draws(operation.name()) && --open_draws == 0) release();
 }
 
-void join() {
-  if (joined) return;
-  at::addThreadLocalCallback(at::RecordFunctionCallback(&before, &after).scopes({at::RecordScope::FUNCTION}));
-  joined = true;
+// For all threads and for good. A callback of one thread would not do: the engine puts a thread's callbacks back when
+// a node has run, and so would take one away that was added in a replay; and a thread that was alone does not hear that
+// a second one has come.
+void observe() {
+  static const auto handle =
+      at::addGlobalCallback(at::RecordFunctionCallback(&before, &after).scopes({at::RecordScope::FUNCTION}));
+  static_cast<void>(handle);
 }
 
 struct Registration {
@@ -148,7 +151,8 @@ int replay_draws_register(int join) {
       static thread_local replay::Registration registration;
       replay::registered = true;
     }
-    if (join != 0 && replay::threads > 1) replay::join();
+    if (join != 0) replay::joined = true;
+    if (replay::threads > 1) replay::observe();
   });
 }
 
@@ -166,7 +170,8 @@ void replay_draws_release() {
 
 int replay_watch_begin(int cuda_index, replay::Watch** out) {
   return guarded([&] {
-    replay::join();
+    replay::joined = true;
+    replay::observe();
     *out = new replay::Watch(replay::innermost, cuda_index);
     replay::innermost = *out;
   });

@@ -2,9 +2,9 @@
 //
 // LibTorch has one CPU generator for the whole process. A block must find in its replay the numbers of its forward, so
 // while a block draws, no other thread may. There is one mutex for that, held by a thread for as long as it has a
-// `Hold` or a `Watch` that has seen a draw. A thread that joined runs a callback of LibTorch's before each operation;
-// an operation that draws takes the mutex there, for itself alone outside of blocks, and inside a block to the block's
-// end. So blocks that draw nothing never wait.
+// `Hold` or a `Watch` that has seen a draw. As soon as two threads have had rollouts, LibTorch runs a callback of ours
+// before each operation; on a thread that joined, one that draws takes the mutex there, for itself alone outside of
+// blocks, and inside a block to the block's end. So blocks that draw nothing never wait.
 #pragma once
 
 #include "guard.h"
@@ -24,8 +24,8 @@ int replay_rng_set(int device_type, int index, const at::Tensor* state);
 // Hash of the bytes of a CPU tensor.
 uint64_t replay_bytes_hash(const at::Tensor* tensor);
 
-// Counts the calling thread among those with rollouts, until it ends. If it is not alone it joins, if wanted: its draws
-// wait for those of others that joined, and theirs for its own.
+// Counts the calling thread among those with rollouts, until it ends. It joins, if wanted: while it is not alone,
+// its draws wait for those of others that joined, and theirs for its own.
 int replay_draws_register(int join);
 // Whether more than one thread is counted.
 int replay_draws_shared();

@@ -158,6 +158,13 @@ int replay_detach_output(const at::Tensor* tensor, int aliases, at::Tensor** out
   });
 }
 
+int replay_copy(const at::Tensor* tensor, at::Tensor** out) {
+  return guarded([&] {
+    at::AutoGradMode off(false);
+    *out = new at::Tensor(tensor->detach().clone());
+  });
+}
+
 int replay_fingerprint(const at::Tensor* tensor, replay::Fingerprint* out) {
   return guarded([&] {
     out->version = tensor->is_inference() ? 0 : tensor->_version();

@@ -50,6 +50,9 @@ extern "C" {
 // on which an in-place operation is an error.
 int replay_detach_output(const at::Tensor* tensor, int aliases, at::Tensor** out);
 
+// A copy of whatever layout, without history.
+int replay_copy(const at::Tensor* tensor, at::Tensor** out);
+
 int replay_fingerprint(const at::Tensor* tensor, replay::Fingerprint* out);
 // Equal sizes, dtypes, devices and bits. Sparse tensors are compared as dense ones.
 int replay_same_bits(const at::Tensor* a, const at::Tensor* b, int* out);

@@ -73,7 +73,15 @@ impl<'m> Call<'_, 'm> {
         let _guard = self.state.options.inference.then(tch::no_grad_guard);
         let inputs: Vec<_> = self.inputs.iter().map(|input| input.map(Tensor::shallow_clone)).collect();
         let own = [Rc::clone(&self.context)];
-        run_body(&own, &self.label.block, Pass::Forward, || (self.body)(self.state, &inputs))
+        let run = || run_body(&own, &self.label.block, Pass::Forward, || (self.body)(self.state, &inputs));
+        // Blocks that were recorded before must learn that it was a block that updated the buffers.
+        if !self.label.buffers || !self.state.watch.looks() {
+            return run();
+        }
+        let before = self.state.snapshot().in_block(&self.label.block, "read the variables")?;
+        let outputs = run()?;
+        self.state.watch.updated(&before).in_block(&self.label.block, "read the variables")?;
+        Ok(outputs)
     }
 
     fn forward(&self, modes: Modes) -> Result<Forward, ReplayError> {
@@ -192,7 +200,8 @@ impl<'m> Call<'_, 'm> {
         let state = self.state;
         let Forward { outputs: graph, leaves, prints, variables, modes, rng, captured } = forward;
         let compared = rng.unproven || state.options.check == Check::Values;
-        let values = compared.then(|| tch::no_grad(|| graph.iter().map(|output| output.detach().copy()).collect()));
+        let values = compared.then(|| graph.iter().map(ffi::copy).collect::<Result<_, _>>()).transpose();
+        let values = values.in_block(&self.label.block, "copy the outputs")?;
         let captured: Vec<_> = captured.into_iter().map(|(leaf, print)| (WeakTensor::new(&leaf), print)).collect();
         drop(graph);
         self.note_escaped(leaves)?;

@@ -24,6 +24,11 @@ impl Watch {
         Ok(now)
     }
 
+    /// Whether any snapshot was taken, for blocks that will be replayed.
+    pub(crate) fn looks(&self) -> bool {
+        self.last.borrow().is_some()
+    }
+
     /// Notes the buffers that a block updated which began with `before`.
     pub(crate) fn updated(&self, before: &Rc<Snapshot>) -> Result<(), ShimError> {
         *self.last.borrow_mut() = Some(before.after_block()?);
@@ -38,9 +43,10 @@ impl Watch {
         }
     }
 
-    /// Puts the buffers back to `then` for the replay of entry `number`.
-    pub(crate) fn begin(&self, number: u64, then: &Rc<Snapshot>) -> Result<(), ShimError> {
-        let found = self.last.borrow_mut().replace(Rc::clone(then)).unwrap_or_else(|| Rc::clone(then));
+    /// Puts the buffers back to `then` for the replay of entry `number`; they are as in `found`.
+    pub(crate) fn begin(&self, number: u64, then: &Rc<Snapshot>, found: &Rc<Snapshot>) -> Result<(), ShimError> {
+        let found = found.refreshed()?;
+        *self.last.borrow_mut() = Some(Rc::clone(then));
         let same = Rc::ptr_eq(&found, then);
         self.replaced.borrow_mut().push((number, found));
         if same { Ok(()) } else { then.put_buffers() }

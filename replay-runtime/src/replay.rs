@@ -43,11 +43,12 @@ impl<'m> State<'m> {
         if grads.iter().all(Option::is_none) {
             return Ok(());
         }
-        entry.check_unchanged(&saved, &self.watch.expected(&entry.variables))?;
+        let found = self.watch.expected(&entry.variables);
+        entry.check_unchanged(&saved, &found)?;
 
         let started = Instant::now();
         let leaves = entry.leaves(&saved)?;
-        self.watch.begin(node.entry, &entry.variables).in_block(&node.block, "put the buffers back")?;
+        self.watch.begin(node.entry, &entry.variables, &found).in_block(&node.block, "put the buffers back")?;
         let outputs = self.run_again(&entry, &leaves)?;
         entry.check_unwritten(&saved)?;
         if entry.label.buffers {
@@ -203,7 +204,8 @@ fn largest_difference(a: &Tensor, b: &Tensor) -> f64 {
         let kind = if tensor.is_complex() { Kind::ComplexDouble } else { Kind::Double };
         tensor.detach().to_dense(None::<Kind>, false).to_kind(kind)
     };
-    tch::no_grad(|| (wide(a) - wide(b)).abs().max().double_value(&[]))
+    let _guard = tch::no_grad_guard();
+    (wide(a) - wide(b)).abs().max().double_value(&[])
 }
 
 /// What the engine reported, as far as no block's own failure says more.

@@ -163,10 +163,12 @@ impl ReplayRng {
     /// An error if the replay did not leave the generators where the forward did.
     pub(crate) fn check(&mut self, block: &str) -> Result<(), ReplayError> {
         let diverged = |device| ReplayError::RngDiverged { block: block.to_owned(), device: format!("{device:?}") };
-        if let Some((watch, _)) = &self.watched
-            && watch.before(Device::Cpu).in_block(block, "read the random number generator")?.is_some()
-        {
-            return Err(diverged(Device::Cpu));
+        if let Some((watch, devices)) = &self.watched {
+            let moved = devices.iter().map(|&device| moved(watch, device).map(|moved| moved.then_some(device)));
+            let moved = moved.collect::<Result<Vec<_>, _>>().in_block(block, "read the random number generator")?;
+            if let Some(device) = moved.into_iter().flatten().next() {
+                return Err(diverged(device));
+            }
         }
         for generator in &mut self.set {
             if !generator.stands().in_block(block, "read the random number generator")? {
@@ -186,6 +188,13 @@ impl Drop for ReplayRng {
             put_back(watch, devices);
         }
     }
+}
+
+/// Whether the device's generator is elsewhere than before the first operation that may draw: dropout in eval mode is
+/// one, and draws nothing.
+fn moved(watch: &DrawWatch, device: Device) -> Result<bool, ShimError> {
+    let Some(before) = watch.before(device)? else { return Ok(false) };
+    Ok(ffi::bytes_hash(&before) != ffi::bytes_hash(&ffi::rng_get(device)?))
 }
 
 /// After a replay that drew although its forward did not.

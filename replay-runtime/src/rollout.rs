@@ -291,8 +291,8 @@ impl<'m> RolloutBuilder<'m> {
     /// Whether blocks that draw random numbers wait for each other while several threads have rollouts. Default: on,
     /// since LibTorch has one CPU generator for the whole process.
     ///
-    /// From its first draw to its end such a block holds a lock, so its body must not wait for another thread that has
-    /// rollouts and draws. A thread counts from its first rollout until it ends, and its draws outside of blocks
+    /// From its first draw to its end such a block holds a lock, and while no other thread has had a rollout yet, each
+    /// block does from its beginning; so a body must not wait for another thread that has rollouts and draws. A thread counts from its first rollout until it ends, and its draws outside of blocks
     /// wait too. Off, blocks run side by side, and their outputs are compared bit for bit instead: where another
     /// thread's draws have come in between, `backward` is an error. Choose the same for all rollouts of a process.
     pub fn serialize_rng(mut self, serialize: bool) -> Self {

@@ -205,9 +205,12 @@ impl<'m> State<'m> {
         self.watch.snapshot(&self.stores, !self.running.borrow().is_empty())
     }
 
-    /// Every trainable variable, frozen ones too, as the stores have them now.
+    /// Every variable that is or may become trainable, as the stores have them now: frozen ones too, and buffers that
+    /// require grad.
     pub(crate) fn trainable(&self) -> impl Iterator<Item = Tensor> {
-        self.stores.iter().flat_map(|store| store.trainable())
+        let buffers = self.stores.iter().flat_map(|store| store.named()).map(|(_, variable)| variable);
+        let buffers = buffers.filter(|buffer| buffer.defined() && buffer.requires_grad());
+        self.stores.iter().flat_map(|store| store.trainable()).chain(buffers)
     }
 
     /// How many variables the stores have now.

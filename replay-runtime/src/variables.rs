@@ -34,7 +34,9 @@ impl Variables {
             .into_iter()
             .filter(|(_, tensor)| tensor.defined() && identities.insert(ffi::identity(tensor)))
             .map(|(name, tensor)| {
-                let buffer = !trainable.contains(&ffi::identity(&tensor)) && !tensor.is_sparse();
+                // Values of a sparse one cannot be put back in place.
+                let strided = tensor.numel() == 0 || ffi::storage(&tensor).is_some();
+                let buffer = !trainable.contains(&ffi::identity(&tensor)) && strided;
                 Variable { name, tensor, buffer }
             })
             .collect();
@@ -69,7 +71,7 @@ impl Snapshot {
         match last {
             Some(last) if last.count == count && by_block => last.after_block(),
             Some(last) if last.count == count => match last.change()? {
-                None => Ok(Rc::clone(last)),
+                None => last.refreshed(),
                 Some(_) => last.renew(last.generation + 1),
             },
             _ => {
@@ -82,7 +84,17 @@ impl Snapshot {
 
     /// The variables after a block that may update buffers, which this snapshot was taken before.
     pub(crate) fn after_block(self: &Rc<Self>) -> Result<Rc<Self>, ShimError> {
-        if self.change()?.is_none() { Ok(Rc::clone(self)) } else { self.renew(self.generation) }
+        if self.change()?.is_none() { self.refreshed() } else { self.renew(self.generation) }
+    }
+
+    /// The same values, and the versions as they are now: a buffer may have been given the same values again.
+    pub(crate) fn refreshed(self: &Rc<Self>) -> Result<Rc<Self>, ShimError> {
+        for (variable, before, value) in self.items() {
+            if value.is_some() && ffi::fingerprint(&variable.tensor)?.version != before.version {
+                return self.renew(self.generation);
+            }
+        }
+        Ok(Rc::clone(self))
     }
 
     fn renew(&self, generation: u64) -> Result<Rc<Self>, ShimError> {
@@ -99,10 +111,10 @@ impl Snapshot {
     ) -> Result<Rc<Self>, ShimError> {
         let fingerprints = variables.items.iter().map(|v| ffi::fingerprint(&v.tensor)).collect::<Result<_, _>>()?;
         let values = variables.items.iter().zip(old).map(|(variable, old)| {
-            let copy = || tch::no_grad(|| variable.tensor.detach().copy());
-            variable.buffer.then(|| old.filter(|old| ffi::same_bits(old, &variable.tensor)).unwrap_or_else(copy))
+            let old = old.filter(|old| ffi::same_bits(old, &variable.tensor));
+            variable.buffer.then(|| old.map_or_else(|| ffi::copy(&variable.tensor), Ok)).transpose()
         });
-        let values = values.collect();
+        let values = values.collect::<Result<_, _>>()?;
         let storages = variables.items.iter().filter_map(|v| ffi::storage(&v.tensor)).collect();
         Ok(Rc::new(Self { variables, count, generation, fingerprints, values, storages }))
     }

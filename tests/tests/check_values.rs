@@ -251,3 +251,11 @@ fn comparing_changes_nothing() {
     };
     assert!(same_bits(&run(Check::Metadata), &run(Check::Values)));
 }
+
+#[test]
+fn outputs_in_compressed_sparse_layout_are_compared() {
+    let compressed = |value: f64| (Tensor::eye(3, (Kind::Float, Device::Cpu)) * value).to_sparse_csr(None);
+    outcome(Check::Values, |_, _| compressed(1.0)).unwrap();
+    let found = difference(|again, _| compressed(if again { 3.0 } else { 1.0 }));
+    assert!((found - 2.0).abs() < 1e-9, "{found}");
+}

@@ -263,3 +263,19 @@ fn without_the_generators_state_a_block_that_draws_is_an_error() {
     check();
     beside_a_rollout(check);
 }
+
+/// Attention without dropout, dropout in eval mode, an LSTM: operations that may draw, and here do not.
+#[test]
+fn a_block_that_could_draw_and_does_not_is_replayed_beside_others() {
+    let attend = |i: &Tensor| {
+        let q = i.reshape([1, 1, 4, 2]);
+        Tensor::scaled_dot_product_attention(&q, &q, &q, None::<&Tensor>, 0.0, false, None, false)
+    };
+    beside_a_rollout(|| {
+        let vs = nn::VarStore::new(Device::Cpu);
+        let rollout = Rollout::new(&vs);
+        let h = rollout.block("dropout", &[("x", &ones())], |_, i| i[0].dropout(0.5, false)).unwrap();
+        let h = rollout.block("attention", &[("h", &h)], |_, i| attend(&i[0]).sin()).unwrap();
+        rollout.backward(&h.sum(Kind::Float)).unwrap();
+    });
+}

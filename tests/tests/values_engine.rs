@@ -192,3 +192,58 @@ fn a_loss_without_operations() {
     rollout.backward(&product).unwrap();
     assert!(same_bits(&w.grad(), &w.full_like(4.0)) && same_bits(&x.grad(), &x.full_like(1.5)));
 }
+
+/// A force: the gradient of an energy with respect to an input of the block around, which the inner one captures. In
+/// LibTorch the two gradients meet at the same leaf.
+#[test]
+fn an_inner_block_takes_a_gradient_with_respect_to_a_leaf_of_the_outer_one() {
+    let randn = |seed| randn(seed, &[8], Kind::Double).set_requires_grad(true);
+    let (mut x, mut w) = (randn(3), randn(4));
+    let store = nn::VarStore::new(tch::Device::Cpu);
+    let rollout = Rollout::new(&store);
+    let y = rollout.block("outer", &[("x", &x), ("w", &w)], |rollout, i| {
+        let x = i[0].shallow_clone();
+        let force = move |_: &Rollout<'_>, i: &[Tensor]| {
+            let energy = (x.square() * &i[0]).sum(Kind::Double);
+            Tensor::run_backward(&[energy], &[&x], true, true).remove(0)
+        };
+        rollout.block("force", &[("h", &(i[0].sin() * &i[1]))], force)
+    });
+    rollout.backward(&y.unwrap().square().sum(Kind::Double)).unwrap();
+    let (found_x, found_w) = (x.grad(), w.grad());
+    x.zero_grad();
+    w.zero_grad();
+    (&x * 2.0 * (x.sin() * &w)).square().sum(Kind::Double).backward();
+    for (found, expected) in [(found_x, x.grad()), (found_w, w.grad())] {
+        assert!((&found - &expected).abs().max().double_value(&[]) < 1e-12, "{found} {expected}");
+    }
+}
+
+/// A table that is an input of the outer block, looked up with a sparse gradient in one and read densely in the other.
+#[test]
+fn sparse_and_dense_gradients_meet_at_the_leaf_of_an_input() {
+    let look_up =
+        |table: &Tensor, h: &Tensor| Tensor::embedding(table, &Tensor::from_slice(&[0i64, 2, 2]), -1, false, true) * h;
+    let read = |table: &Tensor, h: &Tensor| table.narrow(0, 0, 3) * h;
+    for sparse_first in [true, false] {
+        let run = |replay: bool| {
+            let table = randn(3, &[4, 2], Kind::Float).set_requires_grad(true);
+            let h = randn(4, &[3, 2], Kind::Float).set_requires_grad(true);
+            let first = |table: &Tensor, h: &Tensor| if sparse_first { look_up(table, h) } else { read(table, h) };
+            let second = move |t: &Tensor, h: &Tensor| if sparse_first { read(t, h) } else { look_up(t, h) };
+            let store = nn::VarStore::new(tch::Device::Cpu);
+            let rollout = Rollout::new(&store);
+            if replay {
+                let y = rollout.block("outer", &[("table", &table), ("h", &h)], |rollout, i| {
+                    let (table, h) = (i[0].shallow_clone(), first(&i[0], &i[1]));
+                    rollout.block("inner", &[("h", &h)], move |_, i| second(&table, &i[0]))
+                });
+                rollout.backward(&y.unwrap().sum(Kind::Float)).unwrap();
+            } else {
+                second(&table, &first(&table, &h)).sum(Kind::Float).backward();
+            }
+            table.grad()
+        };
+        assert!(same_bits(&run(false), &run(true)), "sparse first: {sparse_first}");
+    }
+}

@@ -21,7 +21,8 @@ pub(crate) use state::{
     inference_mode, library_version, load_library,
 };
 pub(crate) use tensor::{
-    add_grad, detach_output, fingerprint, grad, identity, nbytes, put_values, same_bits, set_grad, storage, take_grad,
+    add_grad, copy, detach_output, fingerprint, grad, identity, nbytes, put_values, same_bits, set_grad, storage,
+    take_grad,
 };
 
 use std::ffi::{CStr, c_int};

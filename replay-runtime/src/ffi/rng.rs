@@ -30,8 +30,8 @@ pub(crate) fn bytes_hash(tensor: &Tensor) -> u64 {
     unsafe { sys::replay_bytes_hash(tensor.as_ptr()) }
 }
 
-/// Counts this thread among those that have rollouts, until it ends; if it is not alone and joins, its draws wait for
-/// theirs.
+/// Counts this thread among those that have rollouts, until it ends; if it joins, its draws wait for theirs while
+/// there are any.
 pub(crate) fn register_thread(join: bool) -> Result<(), ShimError> {
     // SAFETY: touches a counter and the thread's own state.
     check(unsafe { sys::replay_draws_register(c_int::from(join)) })

@@ -72,6 +72,7 @@ unsafe extern "C" {
     ) -> c_int;
 
     pub(super) fn replay_detach_output(tensor: *const C_tensor, aliases: c_int, out: *mut *mut C_tensor) -> c_int;
+    pub(super) fn replay_copy(tensor: *const C_tensor, out: *mut *mut C_tensor) -> c_int;
     pub(super) fn replay_fingerprint(tensor: *const C_tensor, out: *mut Fingerprint) -> c_int;
     pub(super) fn replay_same_bits(a: *const C_tensor, b: *const C_tensor, out: *mut c_int) -> c_int;
     pub(super) fn replay_put_values(tensor: *const C_tensor, value: *const C_tensor, version: u64) -> c_int;

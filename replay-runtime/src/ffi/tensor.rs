@@ -54,6 +54,12 @@ pub(crate) fn detach_output(tensor: &Tensor, aliases: bool) -> Result<Tensor, Sh
     unsafe { returned_some(|out| sys::replay_detach_output(tensor.as_ptr(), c_int::from(aliases), out)) }
 }
 
+/// A copy of its values, without history; unlike tch's, of tensors of every layout.
+pub(crate) fn copy(tensor: &Tensor) -> Result<Tensor, ShimError> {
+    // SAFETY: `tensor` is borrowed for the call; the result is new.
+    unsafe { returned_some(|out| sys::replay_copy(tensor.as_ptr(), out)) }
+}
+
 /// What must not differ between forward and replay.
 pub(crate) fn fingerprint(tensor: &Tensor) -> Result<Fingerprint, ShimError> {
     let mut out = Fingerprint::default();

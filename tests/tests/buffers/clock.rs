@@ -225,3 +225,80 @@ fn plain_autograd_around_the_blocks_is_not_disturbed() {
     };
     assert!(same_bits(&run(false), &run(true)));
 }
+
+/// It is what the replays of the blocks before it need, but not what the last block saw.
+#[test]
+fn a_buffer_that_was_changed_and_changed_back_stays_as_it_is() {
+    let setup = Setup::new(clock);
+    let set = |value: f64| drop(setup.model.time.shallow_clone().fill_(value));
+    let rollout = Rollout::new(&setup.vs);
+    let h = read(&rollout, &setup.model, &start()).unwrap();
+    set(5.0);
+    let _ = read(&rollout, &setup.model, &h).unwrap();
+    set(1.0);
+    rollout.backward(&h.sum(Kind::Float)).unwrap();
+    assert!((setup.model.time.double_value(&[]) - 1.0).abs() < 1e-9);
+}
+
+/// A warm-up in the middle of a rollout: there a block is a plain call.
+#[test]
+fn blocks_under_no_grad_may_update_them_between_others() {
+    let run = |replay: bool| {
+        let setup = Setup::new(clock);
+        let model = &setup.model;
+        let rollout = Rollout::new(&setup.vs);
+        let step = |h: &Tensor| if replay { tick(&rollout, model, h).unwrap() } else { model.tick(h) };
+        let h = step(&start());
+        tch::no_grad(|| drop(step(&step(&h))));
+        let loss = step(&h).sum(Kind::Float);
+        differentiate(rollout, &loss, replay);
+        (model.weight.grad(), model.time.double_value(&[]))
+    };
+    let (expected, found) = (run(false), run(true));
+    assert!(same_bits(&expected.0, &found.0), "{} {}", expected.0, found.0);
+    assert_eq!((expected.1, found.1), (5.0, 5.0));
+}
+
+/// Plain autograd saved the buffer after it was given the values again that it had.
+#[test]
+fn a_failing_block_brings_the_version_back_too() {
+    let setup = Setup::new(clock);
+    let model = &setup.model;
+    let rollout = Rollout::new(&setup.vs);
+    let _ = tick(&rollout, model, &start()).unwrap();
+    let _ = model.time.shallow_clone().fill_(2.0);
+    let loss = (&model.weight * &model.time).sum(Kind::Float);
+    let failed = rollout.block_with(BlockOptions::new("fails").buffers(true), &[("h", &start())], |_, i| {
+        let _ = model.tick(&i[0]);
+        Err::<Tensor, _>("as asked")
+    });
+    failed.unwrap_err();
+    loss.backward();
+    assert!(same_bits(&model.weight.grad(), &(start() * 2.0)));
+}
+
+/// A variable made without training that learns all the same.
+#[test]
+fn a_failure_takes_the_gradient_of_a_buffer_that_requires_grad_back() {
+    let setup = Setup::new(clock);
+    let time = setup.model.time.set_requires_grad(true);
+    let rollout = Rollout::new(&setup.vs);
+    let h = rollout.block("fails", &[("h", &start().set_requires_grad(true))], |_, i| {
+        if is_replaying() { Err("as asked") } else { Ok(i[0].sin()) }
+    });
+    let read = rollout.block("read", &[("h", &h.unwrap())], |_, i| &i[0] * &setup.model.time).unwrap();
+    rollout.backward(&read.sum(Kind::Float)).unwrap_err();
+    assert!(!time.grad().defined());
+}
+
+/// One in a layout that cannot be written in place is watched like a parameter.
+#[test]
+fn a_compressed_sparse_buffer_is_no_obstacle() {
+    let setup = Setup::new(clock);
+    let matrix = Tensor::eye(4, (Kind::Float, tch::Device::Cpu)).to_sparse_csr(None);
+    setup.vs.variables_.lock().unwrap().named_variables.insert("matrix".to_owned(), matrix);
+    let rollout = Rollout::new(&setup.vs);
+    let h = tick(&rollout, &setup.model, &start()).unwrap();
+    rollout.backward(&h.sum(Kind::Float)).unwrap();
+    assert!(setup.model.weight.grad().defined());
+}
