@@ -61,7 +61,10 @@ impl<'m> Call<'_, 'm> {
             // The outer block's graph is followed and dropped after its forward. So that at most one graph of an inner
             // block lives, the outputs only say that they require grad and what they came from.
             ffi::barrier(self.inputs, &attached).in_block(&self.label.block, "mark the outputs")?;
-            self.state.inner_captured.borrow_mut().extend(forward.captured);
+            let Forward { outputs: graph, leaves, captured, .. } = forward;
+            self.state.inner_captured.borrow_mut().extend(captured);
+            drop(graph);
+            self.note_escaped(leaves);
         } else {
             self.record(forward, records, &recorded, &attached)?;
         }
@@ -167,6 +170,7 @@ impl<'m> Call<'_, 'm> {
             .into_iter()
             .filter(|(identity, _)| !inputs.contains(identity) && !variables.knows(*identity))
             .map(|(identity, leaf)| {
+                self.state.check_not_escaped(identity)?;
                 self.state.captured.borrow_mut().insert(identity, WeakTensor::new(&leaf));
                 let print = ffi::fingerprint(&leaf).in_block(block, "read a captured tensor")?;
                 Ok((leaf, print))

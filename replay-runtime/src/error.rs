@@ -134,7 +134,7 @@ pub enum ReplayError {
         block: String,
     },
 
-    /// The loss depends on something that left a block's body by another way than its outputs.
+    /// The loss, or a later block, depends on something that left a block's body by another way than its outputs.
     #[error(
         "the loss depends on a tensor that replay block `{block}` computed from its input `{input}` and did not return\nreturn it as an output, or detach it: its gradient would end at the block"
     )]

@@ -18,7 +18,7 @@ use crate::options::BlockOptions;
 use crate::output::ReplayOutput;
 use crate::replay::engine_error;
 use crate::report::RolloutReport;
-use crate::state::{Check, Escaped, Failure, Label, Options, State};
+use crate::state::{Check, Failure, Label, Options, State};
 use crate::store::{ParameterStore, Store};
 
 /// One pass of a model over its own outputs, differentiated as a whole in the memory of one block.
@@ -214,10 +214,7 @@ impl<'m> Rollout<'m> {
     /// inside of a block.
     fn leaves(&self, loss: &Tensor) -> Result<Vec<Tensor>, ReplayError> {
         let around = ffi::graph([loss]).map_err(|error| ReplayError::Backward { source: error.into() })?.leaves;
-        let escaped = self.state.escaped.borrow();
-        if let Some(Escaped { block, input, .. }) = around.iter().find_map(|(identity, _)| escaped.get(identity)) {
-            return Err(ReplayError::Escaped { block: block.to_string(), input: input.clone() });
-        }
+        around.iter().try_for_each(|(identity, _)| self.state.check_not_escaped(*identity))?;
         let captured = self.state.captured.borrow();
         let captured = captured.values().filter_map(ffi::WeakTensor::upgrade);
         let around = around.into_iter().map(|(_, leaf)| leaf);

@@ -269,6 +269,16 @@ impl<'m> State<'m> {
         self.running.borrow().last().is_some_and(|(pass, _)| *pass == Pass::Forward)
     }
 
+    /// A gradient that is taken through the tensor would end at the leaf of a block's input.
+    pub(crate) fn check_not_escaped(&self, identity: usize) -> Result<(), ReplayError> {
+        match self.escaped.borrow().get(&identity) {
+            Some(Escaped { block, input, .. }) => {
+                Err(ReplayError::Escaped { block: block.to_string(), input: input.clone() })
+            }
+            None => Ok(()),
+        }
+    }
+
     /// Keeps the first reason: what follows from it says less.
     pub(crate) fn fail(&self, failure: Failure) {
         self.failure.borrow_mut().get_or_insert(failure);
