@@ -64,7 +64,7 @@ impl<'m> Call<'_, 'm> {
             let Forward { outputs: graph, leaves, captured, .. } = forward;
             self.state.inner_captured.borrow_mut().extend(captured);
             drop(graph);
-            self.note_escaped(leaves);
+            self.note_escaped(leaves)?;
         } else {
             self.record(forward, records, &recorded, &attached)?;
         }
