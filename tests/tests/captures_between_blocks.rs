@@ -74,6 +74,6 @@ fn what_is_kept_detached_is_a_constant() {
         let x = leaf();
         let h = &x * 2.0;
         (h.sin() * h.detach()).sum(Kind::Float).backward();
-        assert!(same_bits(&run(nested, |h| h.detach()).unwrap(), &x.grad()), "nested: {nested}");
+        assert!(same_bits(&run(nested, Tensor::detach).unwrap(), &x.grad()), "nested: {nested}");
     }
 }
