@@ -8,6 +8,8 @@
 mod args;
 #[path = "../../replay-macros/src/attribute.rs"]
 mod attribute;
+#[path = "../../replay-macros/src/carried.rs"]
+mod carried;
 mod check;
 #[path = "../../replay-macros/src/diagnostics.rs"]
 mod diagnostics;
@@ -29,6 +31,8 @@ mod mutate;
 mod output;
 #[path = "../../replay-macros/src/parameters.rs"]
 mod parameters;
+#[path = "../../replay-macros/src/qualify.rs"]
+mod qualify;
 #[path = "../../replay-macros/src/receiver.rs"]
 mod receiver;
 mod seeds;

@@ -13,6 +13,16 @@ use crate::signature::{is_block_mark, mark_options};
 
 const DIVIDER: &str = "\n// becomes\n\n";
 
+/// The fuzz target has a workspace of its own and includes these files one by one; nothing else compiles it.
+#[test]
+fn the_fuzz_target_includes_every_stage() {
+    let modules = |text: &'static str| -> Vec<_> {
+        let names = text.lines().filter_map(|line| line.strip_prefix("mod ")?.strip_suffix(';'));
+        names.filter(|name| !["check", "golden", "mutate", "seeds"].contains(name)).collect()
+    };
+    assert_eq!(modules(include_str!("../../fuzz/src/expand.rs")), modules(include_str!("lib.rs")));
+}
+
 fn files() -> Vec<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/expand");
     let mut files: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();

@@ -23,6 +23,8 @@ enum Code : int {
   kCallback = 6,
   // The graph of a block reaches a node that was made outside the block.
   kCaptured = 7,
+  // A pass came to what left a body by another way than its outputs.
+  kEscaped = 8,
 };
 
 struct Refused : std::exception {

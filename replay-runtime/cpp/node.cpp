@@ -1,6 +1,7 @@
 #include "node.h"
+#include "grad.h"
+#include "hooks.h"
 #include "pass.h"
-#include "state.h"
 
 #include <ATen/SequenceNumber.h>
 #include <ATen/ThreadLocalState.h>
@@ -49,58 +50,11 @@ class Recording {
   std::optional<c10::InferenceMode> off_;
 };
 
-// Takes what arrives at a leaf in place of its `.grad`. LibTorch lays a `.grad` out like its leaf, and a sum, which goes
-// through memory in its order, would then differ in the last bits from that of a plain graph. Only in passes of its
-// rollout: a body may take a gradient with respect to a leaf of the block around it.
-class Catch : public torch::autograd::FunctionPreHook {
- public:
-  Catch(uint64_t rollout, std::string block, std::weak_ptr<at::Tensor> slot)
-      : rollout_(rollout), block_(std::move(block)), slot_(std::move(slot)) {}
-
-  variable_list operator()(const variable_list& grads) override {
-    const auto slot = slot_.lock();
-    // The replay is over: the leaf is held by a graph that left the body.
-    if (slot == nullptr)
-      throw Refused(
-          kException,
-          "a tensor that replay block `" + block_ +
-              "` computed from its inputs in its replay and did not return is being differentiated\nreturn it as an output, or detach it: its gradient would end at the block");
-    const auto* token = static_cast<Token*>(c10::ThreadLocalDebugInfo::get(kToken));
-    if (token == nullptr || token->run == nullptr || token->run->rollout != rollout_) return grads;
-    // Twice where a block inside captures the leaf.
-    if (grads[0].defined()) *slot = slot->defined() ? sum(*slot, grads[0]) : grads[0];
-    return {at::Tensor()};
-  }
-
- private:
-  // A sparse tensor does not take a dense one; LibTorch's own rule.
-  static at::Tensor sum(const at::Tensor& a, const at::Tensor& b) {
-    return a.is_sparse() && !b.is_sparse() ? b + a : a + b;
-  }
-
-  const uint64_t rollout_;
-  const std::string block_;
-  const std::weak_ptr<at::Tensor> slot_;
-};
-
 void execute(
     const std::shared_ptr<Run>& run,
     const std::shared_ptr<Desk>& desk,
     const edge_list& roots,
     const variable_list& grads);
-
-// Stands before the accumulator of a leaf that outlived its block's forward: what was computed from it has left the
-// body.
-struct Escape : torch::autograd::FunctionPreHook {
-  explicit Escape(std::string why) : why(std::move(why)) {}
-  variable_list operator()(const variable_list&) override { throw Refused(kException, why); }
-  const std::string why;
-};
-
-// By the graphs that there are now; an accumulator lives as long as one of them.
-void refuse_grad(const at::Tensor& leaf, const std::string& why) {
-  torch::autograd::impl::grad_accumulator(leaf)->add_pre_hook(std::make_unique<Escape>(why));
-}
 
 // Runs the block. Its one input is on the CPU, whatever device the block is on, so that the engine runs it on the
 // thread that called the engine. The gradients come by way of its `Arrival`.
@@ -342,7 +296,7 @@ int replay_backward(
     const auto run = std::make_shared<replay::Run>(
         replay::Run{rollout, replayer, std::this_thread::get_id(), {}});
     for (size_t i = 0; i < n_leaves; ++i)
-      if (leaves[i]->requires_grad() && !leaves[i]->grad().defined()) run->bare.push_back(*leaves[i]);
+      if (leaves[i]->requires_grad() && !replay::has_grad(*leaves[i])) run->bare.push_back(*leaves[i]);
     struct Ending {
       replay::Run& run;
       ~Ending() { run.ended = true; }

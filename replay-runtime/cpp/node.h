@@ -80,7 +80,7 @@ int replay_barrier(
     at::Tensor* const* outputs,
     size_t n_outputs);
 
-// Makes every backward pass that comes to `leaf` by the graphs that there are now fail with `why`.
+// Makes every backward pass that comes to `leaf` fail with `why`.
 int replay_refuse_grad(const at::Tensor* leaf, const char* why);
 
 // `loss.backward()` in the name of `rollout`, which may accumulate into `leaves`. `replayer` is handed to `run` and

@@ -80,7 +80,8 @@ struct Run {
   const uint64_t rollout;
   const void* const replayer;
   const std::thread::id owner;
-  // The leaves that have no gradient yet, or had none when it was last looked.
+  // The leaves that have no gradient yet, or had none when it was last looked. Touched by whoever calls the engine; calls
+  // around that one wait.
   std::vector<at::Tensor> bare;
   // Written and read by the owner alone.
   bool ended = false;

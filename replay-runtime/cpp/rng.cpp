@@ -48,7 +48,8 @@ thread_local int open_draws = 0; // operations that draw, inside each other
 thread_local Watch* innermost = nullptr;
 
 void hold() {
-  if (holds++ == 0) drawing().lock();
+  if (holds == 0) drawing().lock();
+  ++holds;
 }
 
 void release() {
@@ -98,7 +99,8 @@ void after(const at::RecordFunction& operation, at::ObserverContext*) {
   if (joined && open_draws > 0 && draws(operation.name()) && --open_draws == 0) release();
 }
 
-// For all threads and for good. A callback of one thread would not do: the engine puts a thread's callbacks back when
+// For all threads and for good. LibTorch asks for global callbacks at the start of a program, for their order alone: in 2.13
+// its list of them is changed under a lock, and each thread takes a new copy when its number changes. A callback of one thread would not do: the engine puts a thread's callbacks back when
 // a node has run, and so would take one away that was added in a replay; and a thread that was alone does not hear that
 // a second one has come.
 void observe() {
@@ -135,14 +137,12 @@ int replay_rng_set(int device_type, int index, const at::Tensor* state) {
   });
 }
 
-uint64_t replay_bytes_hash(const at::Tensor* tensor) {
-  uint64_t hash = 0;
-  guarded([&] {
+int replay_bytes_hash(const at::Tensor* tensor, uint64_t* out) {
+  return guarded([&] {
     TORCH_CHECK(tensor->is_cpu() && tensor->is_contiguous(), "the state of a generator is bytes in host memory");
     const auto* bytes = static_cast<const char*>(tensor->const_data_ptr());
-    hash = std::hash<std::string_view>{}(std::string_view(bytes, tensor->nbytes()));
+    *out = std::hash<std::string_view>{}(std::string_view(bytes, tensor->nbytes()));
   });
-  return hash;
 }
 
 int replay_draws_register(int join) {
@@ -160,11 +160,13 @@ int replay_draws_shared() {
   return replay::threads > 1;
 }
 
-void replay_draws_hold() {
+void replay_draws_hold() noexcept {
   replay::hold();
+  // What is open around may be about to see the generator set.
+  replay::note(replay::innermost);
 }
 
-void replay_draws_release() {
+void replay_draws_release() noexcept {
   replay::release();
 }
 
@@ -186,7 +188,7 @@ int replay_watch_state(const replay::Watch* watch, int device_type, at::Tensor**
   });
 }
 
-void replay_watch_end(replay::Watch* watch) {
+void replay_watch_end(replay::Watch* watch) noexcept {
   replay::innermost = watch->outer;
   const bool drew = watch->drew;
   delete watch;

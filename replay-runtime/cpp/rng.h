@@ -1,8 +1,8 @@
 // The default generators of random numbers: their states, and the order among threads that draw from them.
 //
 // LibTorch has one CPU generator for the whole process. A block must find in its replay the numbers of its forward, so
-// while a block draws, no other thread may. There is one mutex for that, held by a thread for as long as it has a
-// `Hold` or a `Watch` that has seen a draw. As soon as two threads have had rollouts, LibTorch runs a callback of ours
+// while a block draws, no other thread may. There is one mutex for that, held by a thread between `replay_draws_hold` and
+// `replay_draws_release`, and for as long as it has a `Watch` that has seen a draw. As soon as two threads have had rollouts, LibTorch runs a callback of ours
 // before each operation; on a thread that joined, one that draws takes the mutex there, for itself alone outside of
 // blocks, and inside a block to the block's end. So blocks that draw nothing never wait.
 #pragma once
@@ -22,7 +22,7 @@ extern "C" {
 int replay_rng_get(int device_type, int index, at::Tensor** out);
 int replay_rng_set(int device_type, int index, const at::Tensor* state);
 // Hash of the bytes of a CPU tensor.
-uint64_t replay_bytes_hash(const at::Tensor* tensor);
+int replay_bytes_hash(const at::Tensor* tensor, uint64_t* out);
 
 // Counts the calling thread among those with rollouts, until it ends. It joins, if wanted: while it is not alone,
 // its draws wait for those of others that joined, and theirs for its own.
@@ -31,14 +31,14 @@ int replay_draws_register(int join);
 int replay_draws_shared();
 
 // Takes and gives back the mutex, for the calling thread, as often as wanted.
-void replay_draws_hold();
-void replay_draws_release();
+void replay_draws_hold() noexcept;
+void replay_draws_release() noexcept;
 
 // Notes the states of the CPU's generator and of that of the CUDA device (`-1`: none) before the first draw of the
 // calling thread, which joins, and then holds the mutex until its end. Ends on the same thread, innermost first.
 int replay_watch_begin(int cuda_index, replay::Watch** out);
 // The state before the first draw; null where nothing was drawn.
 int replay_watch_state(const replay::Watch* watch, int device_type, at::Tensor** out);
-void replay_watch_end(replay::Watch* watch);
+void replay_watch_end(replay::Watch* watch) noexcept;
 
 }

@@ -37,11 +37,6 @@ struct Modes {
   uint8_t deterministic_warn_only;
   uint8_t deterministic_fill;
 };
-
-// Whether the leaf has a gradient; if so, one with storage of its own afterwards. LibTorch hands over the first one
-// without a look at who else holds its storage: the gradient of another leaf, or one that is still on its way. What is
-// then added in place would be added there too.
-bool settle_grad(const at::Tensor& leaf);
 } // namespace replay
 
 extern "C" {
@@ -63,13 +58,6 @@ uintptr_t replay_impl(const at::Tensor* tensor);
 // Identity of the storage, 0 where there is none or it is empty.
 uintptr_t replay_storage(const at::Tensor* tensor);
 uint64_t replay_nbytes(const at::Tensor* tensor);
-
-// Reads `.grad` or moves it out (null where undefined), or puts one in (null: undefined).
-int replay_get_grad(const at::Tensor* tensor, at::Tensor** out);
-int replay_take_grad(at::Tensor* tensor, at::Tensor** out);
-int replay_set_grad(at::Tensor* tensor, const at::Tensor* grad);
-// Adds `.grad` to `old`, in place where `old` can hold the sum, and puts the sum into `.grad`.
-int replay_add_grad(at::Tensor* tensor, at::Tensor* old);
 
 int replay_saved_new(const at::Tensor* tensor, int on_host, replay::SavedTensor** out);
 int replay_saved_leaf(const replay::SavedTensor* saved, int requires_grad, at::Tensor** out);

@@ -8,28 +8,33 @@ use std::time::Instant;
 
 use tch::Tensor;
 
+mod checks;
+
 use crate::buffers::ForwardGuard;
 use crate::context::{AnyContext, Contexts, run_body};
 use crate::error::{InBlock, Pass, ReplayError};
 use crate::ffi::{self, Fingerprint, Modes, NodeState, WeakTensor};
+use crate::leaves::Leaves;
 use crate::modes::ModesGuard;
+use crate::options::Check;
 use crate::rng::{ForwardRng, RngRecord};
-use crate::state::{Body, Check, Entry, Escaped, InputRecord, Label, OutputRecord, State};
+use crate::state::{Body, Entry, InputRecord, Label, OutputRecord, State};
 use crate::variables::Snapshot;
 
 /// A call under way.
 pub(crate) struct Call<'c, 'm> {
     pub(crate) state: &'c Rc<State<'m>>,
-    pub(crate) label: Label,
+    pub(crate) label: Rc<Label>,
     pub(crate) inputs: &'c [Option<&'c Tensor>],
     pub(crate) context: Rc<dyn AnyContext + 'm>,
     pub(crate) body: Rc<Body<'m>>,
 }
 
-/// What the forward found out, with its graph still alive.
-struct Forward {
+/// What the forward found out, with its graph still alive. The outputs go first when it is dropped: they hold the graph,
+/// which holds the leaves.
+struct Forward<'m> {
     outputs: Vec<Tensor>,
-    leaves: Vec<Option<Tensor>>,
+    leaves: Leaves<'m>,
     prints: Vec<Option<Fingerprint>>,
     variables: Rc<Snapshot>,
     modes: Modes,
@@ -37,8 +42,21 @@ struct Forward {
     captured: Vec<(Tensor, Fingerprint)>,
 }
 
-impl<'m> Call<'_, 'm> {
-    pub(crate) fn run(self) -> Result<Vec<Tensor>, ReplayError> {
+/// Puts generators and buffers back unless the whole call succeeds.
+struct Undo<'c> {
+    rng: ForwardRng,
+    buffers: ForwardGuard<'c>,
+}
+
+impl Undo<'_> {
+    fn succeeded(self) {
+        self.rng.succeeded();
+        self.buffers.succeeded();
+    }
+}
+
+impl<'c, 'm> Call<'c, 'm> {
+    pub(crate) fn run(&self) -> Result<Vec<Tensor>, ReplayError> {
         self.state.sweep();
         self.check_inputs()?;
         let modes = Modes::current().in_block(&self.label.block, "read the thread's modes")?;
@@ -47,9 +65,15 @@ impl<'m> Call<'_, 'm> {
         }
         self.check_versioned()?;
         let started = Instant::now();
-        let forward = self.forward(modes)?;
+        let (forward, undo) = self.forward(modes)?;
         self.state.ledger.borrow_mut().forward(&self.label.block, started.elapsed());
+        let outputs = self.hand_out(forward)?;
+        undo.succeeded();
+        Ok(outputs)
+    }
 
+    /// Drops the graph, and puts a node before the outputs that require grad.
+    fn hand_out(&self, forward: Forward<'m>) -> Result<Vec<Tensor>, ReplayError> {
         if forward.outputs.iter().all(|output| !output.requires_grad()) {
             return Ok(forward.outputs);
         }
@@ -61,10 +85,7 @@ impl<'m> Call<'_, 'm> {
             // The outer block's graph is followed and dropped after its forward. So that at most one graph of an inner
             // block lives, the outputs only say that they require grad and what they came from.
             ffi::barrier(self.inputs, &attached).in_block(&self.label.block, "mark the outputs")?;
-            let Forward { outputs: graph, leaves, captured, .. } = forward;
-            self.state.inner_captured.borrow_mut().extend(captured);
-            drop(graph);
-            self.note_escaped(leaves)?;
+            self.state.inner_captured.borrow_mut().extend(forward.captured);
         } else {
             self.record(forward, records, &recorded, &attached)?;
         }
@@ -87,14 +108,14 @@ impl<'m> Call<'_, 'm> {
         Ok(outputs)
     }
 
-    fn forward(&self, modes: Modes) -> Result<Forward, ReplayError> {
+    fn forward(&self, modes: Modes) -> Result<(Forward<'m>, Undo<'c>), ReplayError> {
         let block = &self.label.block;
         let variables = self.state.snapshot().in_block(block, "read the variables")?;
         if let Some((name, device)) = variables.cuda_device() {
             self.check_device(|| format!("variable `{name}`"), device)?;
         }
         let prints = self.prints()?;
-        let leaves = self.leaves()?;
+        let leaves = Leaves::of(self.state, &self.label, self.inputs).in_block(block, "detach the inputs")?;
         let cuda = self.state.cuda.get();
         let rng =
             ForwardRng::begin(self.state.options.rng, cuda).in_block(block, "read the random number generator")?;
@@ -115,9 +136,9 @@ impl<'m> Call<'_, 'm> {
         self.check_unwritten(&prints, &leaves, &variables)?;
         let mut captured = self.captured(&outputs, &leaves, &variables, since)?;
         captured.extend(inner);
-        let rng = rng.finish(block)?;
-        buffers.succeeded();
-        Ok(Forward { outputs, leaves, prints, variables, modes, rng, captured })
+        let drawn = rng.record(block)?;
+        let forward = Forward { outputs, leaves, prints, variables, modes, rng: drawn, captured };
+        Ok((forward, Undo { rng, buffers }))
     }
 
     /// Those that a replay of this block opens: of the blocks around it, which are open now, and its own.
@@ -127,17 +148,7 @@ impl<'m> Call<'_, 'm> {
         contexts
     }
 
-    /// Detached inputs that carry the inputs' own `requires_grad`.
-    fn leaves(&self) -> Result<Vec<Option<Tensor>>, ReplayError> {
-        let leaf = |input: &Tensor| {
-            let leaf = ffi::detach_output(input, false)?;
-            Ok(if input.requires_grad() { leaf.set_requires_grad(true) } else { leaf })
-        };
-        let leaves = self.inputs.iter().map(|input| input.map(leaf).transpose());
-        leaves.collect::<Result<_, _>>().in_block(&self.label.block, "detach the inputs")
-    }
-
-    pub(crate) fn prints(&self) -> Result<Vec<Option<Fingerprint>>, ReplayError> {
+    fn prints(&self) -> Result<Vec<Option<Fingerprint>>, ReplayError> {
         let prints = self.inputs.iter().map(|input| input.map(ffi::fingerprint).transpose());
         prints.collect::<Result<_, _>>().in_block(&self.label.block, "read the inputs' versions")
     }
@@ -180,7 +191,7 @@ impl<'m> Call<'_, 'm> {
 
     /// The outputs without their graph. One whose storage is known elsewhere too is handed out as a view on which
     /// an in-place operation is an error: its gradient could not follow the change.
-    fn detach(&self, forward: &Forward) -> Result<Vec<Tensor>, ReplayError> {
+    fn detach(&self, forward: &Forward<'m>) -> Result<Vec<Tensor>, ReplayError> {
         let mut count: HashMap<usize, usize> = HashMap::new();
         let inputs = forward.leaves.iter().flatten();
         let captured = forward.captured.iter().map(|(leaf, _)| leaf);
@@ -195,8 +206,8 @@ impl<'m> Call<'_, 'm> {
 
     /// Saves the inputs, writes the table's entry and puts the node before the outputs.
     fn record(
-        self,
-        forward: Forward,
+        &self,
+        forward: Forward<'m>,
         outputs: Vec<OutputRecord>,
         recorded: &[usize],
         attached: &[&Tensor],
@@ -208,7 +219,7 @@ impl<'m> Call<'_, 'm> {
         let values = values.in_block(&self.label.block, "copy the outputs")?;
         let captured: Vec<_> = captured.into_iter().map(|(leaf, print)| (WeakTensor::new(&leaf), print)).collect();
         drop(graph);
-        self.note_escaped(leaves)?;
+        drop(leaves);
         let (saved, inputs) = self.save(&prints, &variables)?;
         let contexts = self.contexts();
         let block = Arc::clone(&self.label.block);
@@ -216,8 +227,8 @@ impl<'m> Call<'_, 'm> {
         let node = Arc::new(node);
         ffi::attach(state.id, &node, self.inputs, attached).in_block(&self.label.block, "attach the node")?;
         state.insert(Entry {
-            label: self.label,
-            body: self.body,
+            label: Rc::clone(&self.label),
+            body: Rc::clone(&self.body),
             contexts,
             modes,
             rng,
@@ -230,24 +241,6 @@ impl<'m> Call<'_, 'm> {
             recorded: recorded.to_vec(),
             node,
         });
-        Ok(())
-    }
-
-    /// Drops the leaves. Those that live on are held by a graph that left the body unseen: this rollout's loss must not
-    /// depend on it, and other backward passes that come to it are refused.
-    fn note_escaped(&self, leaves: Vec<Option<Tensor>>) -> Result<(), ReplayError> {
-        for (leaf, name) in leaves.into_iter().zip(&self.label.inputs) {
-            let Some(leaf) = leaf.filter(Tensor::requires_grad) else { continue };
-            let (identity, weak) = (ffi::identity(&leaf), WeakTensor::new(&leaf));
-            drop(leaf);
-            if let Some(leaf) = weak.upgrade() {
-                let block = Arc::clone(&self.label.block);
-                let why = ReplayError::Escaped { block: block.to_string(), input: name.clone() }.to_string();
-                ffi::refuse_grad(&leaf, &why).in_block(&block, "mark an input")?;
-                let noted = Escaped { block, input: name.clone(), _leaf: weak };
-                self.state.escaped.borrow_mut().insert(identity, noted);
-            }
-        }
         Ok(())
     }
 

@@ -6,11 +6,13 @@ use std::fmt;
 
 use crate::ffi::ShimError;
 use crate::output::BoxError;
+use crate::torch_error::TorchError;
 
 /// A failure of a replay block or of the backward pass of a rollout.
 ///
-/// Gradients, random number generators and thread modes are what they were before the call that failed (gradients unless
-/// [`restore_gradients(false)`](crate::RolloutBuilder::restore_gradients) was chosen).
+/// Gradients, random number generators, buffers and thread modes are what they were before the call that failed: gradients
+/// unless [`restore_gradients(false)`](crate::RolloutBuilder::restore_gradients) was chosen; generators and buffers of a
+/// block that is a plain call, as under `no_grad`, are as its body left them.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum ReplayError {
@@ -136,7 +138,7 @@ pub enum ReplayError {
 
     /// The loss, or a later block, depends on something that left a block's body by another way than its outputs.
     #[error(
-        "the loss depends on a tensor that replay block `{block}` computed from its input `{input}` and did not return\nreturn it as an output, or detach it: its gradient would end at the block"
+        "a tensor that replay block `{block}` computed from its input `{input}` and did not return is used outside of it\nreturn it as an output, or detach it: its gradient would end at the block"
     )]
     Escaped {
         /// The block.
@@ -311,6 +313,13 @@ pub enum ReplayError {
         block: String,
     },
 
+    /// The backward pass came to something that left a block's body by another way than its outputs.
+    #[error("{message}")]
+    LeftAside {
+        /// Which block, and what to do.
+        message: String,
+    },
+
     /// The engine came to a block on another thread than its rollout's, and nothing could bring it back.
     #[error("{message}")]
     Thread {
@@ -392,39 +401,6 @@ fn brief(source: &BoxError) -> String {
     let is_trace = |line: &str| line.starts_with("Exception raised from") || line.starts_with("frame #");
     let lines = text.lines().take_while(|line| !is_trace(line));
     lines.take(2).collect::<Vec<_>>().join("\n")
-}
-
-/// What LibTorch reported. `Display` is its first line, `Debug` all of it with the C++ backtrace.
-pub struct TorchError {
-    brief: String,
-    full: String,
-}
-
-impl fmt::Display for TorchError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.brief.lines().next().unwrap_or("no message"))
-    }
-}
-
-impl fmt::Debug for TorchError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.full)
-    }
-}
-
-impl Error for TorchError {}
-
-impl From<tch::TchError> for TorchError {
-    fn from(error: tch::TchError) -> Self {
-        let full = error.to_string();
-        Self { brief: full.clone(), full }
-    }
-}
-
-impl From<ShimError> for TorchError {
-    fn from(error: ShimError) -> Self {
-        Self { brief: error.brief, full: error.full }
-    }
 }
 
 /// Names the block and the action in which the shim failed.

@@ -79,6 +79,7 @@ examples! {
     OtherRollout [{ message: refusal("kOtherRollout") }]
     ForeignBackward [{ message: refusal("kForeignBackward") }]
     Used [{ block: pump() }]
+    LeftAside [{ message: left_aside() }]
     Thread [{ message: refusal("kThread") }]
     Backward [{ source: tch::TchError::Torch(with_frames()).into() }]
     Torch [{ block: pump(), action: "save an input", source: tch::TchError::Torch(with_frames()).into() }]
@@ -116,6 +117,13 @@ fn refusal(code: &str) -> String {
     let arguments = source.split("refuse(").map(str::trim_start).find(|rest| rest.starts_with(code));
     let text = arguments.and_then(|rest| rest.split('"').nth(1)).expect("one literal after the code");
     format!("replay block `pump`: {text}")
+}
+
+/// The text of the hook on a replay's leaf, out of its source: two literals around the block's name.
+fn left_aside() -> String {
+    let source = include_str!("../cpp/hooks.h").split("kEscaped,").nth(1).expect("the refusal");
+    let literals: Vec<_> = source.split('"').collect();
+    format!("{}pump{}", literals[1], literals[3]).replace("\\n", "\n")
 }
 
 const WIDTH: usize = 160;

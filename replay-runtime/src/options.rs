@@ -1,6 +1,16 @@
-//! Choices for one block that is made of a closure; the attribute's options are the same.
+//! Choices that the builder and [`Rollout::block_with`](crate::Rollout::block_with) take.
 
-use crate::state::Label;
+/// What of a replay's outputs is compared with the forward's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Check {
+    /// Number, shape, kind, device and `requires_grad`.
+    #[default]
+    Metadata,
+    /// The values too, bit for bit. Finds a block that reads something which has changed unseen; costs a copy of each
+    /// output until its block is replayed, and the comparison.
+    Values,
+}
 
 /// What [`Rollout::block_with`](crate::Rollout::block_with) needs to know of a block.
 ///
@@ -31,13 +41,14 @@ impl BlockOptions {
     /// batch normalisation. Default: no, and it is an error that names the variable.
     ///
     /// They are updated once, by the forward, exactly as without replaying: a replay starts from the values of before
-    /// its forward, and after it the present values come back. Each block keeps a copy of the buffers that it changes.
+    /// its forward, and after it the present values come back. A rollout keeps a copy of all non-trainable variables,
+    /// and another one of those that a block changes for each such block; all are compared by value around each block.
     pub fn buffers(mut self, buffers: bool) -> Self {
         self.buffers = buffers;
         self
     }
 
-    pub(crate) fn label(self, inputs: impl IntoIterator<Item = String>) -> Label {
-        Label { block: self.name.into(), inputs: inputs.into_iter().collect(), buffers: self.buffers }
+    pub(crate) fn into_parts(self) -> (String, bool) {
+        (self.name, self.buffers)
     }
 }

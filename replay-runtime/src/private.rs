@@ -8,6 +8,7 @@ pub use crate::context::NoContext;
 pub use crate::input::{FromLeaf, assert_meta, input, next_input};
 pub use crate::registry::{Registration, block_info, registration};
 
+use crate::state::Label;
 use crate::{BlockInfo, BlockOptions, ReplayContext, ReplayError, ReplayOutput, Rollout};
 
 /// Runs a block of `rollout`.
@@ -28,5 +29,5 @@ where
 {
     let options = BlockOptions::new(block.name()).buffers(block.updates_buffers());
     let names = block.inputs().iter().map(|&name| name.to_owned());
-    rollout.call(options.label(names), inputs, context, body)
+    rollout.call(Label::new(options, names), inputs, context, body)
 }

@@ -63,7 +63,7 @@ impl<'m> State<'m> {
     /// differentiated, which happens under the caller's, as in plain autograd.
     fn run_again(&self, entry: &Entry<'m>, leaves: &[Option<Tensor>]) -> Result<Vec<Tensor>, ReplayError> {
         let block = &*entry.label.block;
-        let mut generators = ReplayRng::begin(&entry.rng).in_block(block, "set the random number generator")?;
+        let generators = ReplayRng::begin(&entry.rng).in_block(block, "set the random number generator")?;
         let modes = ModesGuard::enter(&entry.modes).in_block(block, "set the thread's modes")?;
         let pass = self.enter(Pass::Replay, entry.contexts.clone());
         let replaying = ReplayingGuard::enter();
@@ -213,6 +213,7 @@ pub(crate) fn engine_error(error: ShimError) -> ReplayError {
     match error.code {
         ffi::Code::OtherRollout => ReplayError::OtherRollout { message: error.brief },
         ffi::Code::ForeignBackward => ReplayError::ForeignBackward { message: error.brief },
+        ffi::Code::Escaped => ReplayError::LeftAside { message: error.brief },
         ffi::Code::Thread => ReplayError::Thread { message: error.brief },
         _ => ReplayError::Backward { source: error.into() },
     }

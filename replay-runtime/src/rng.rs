@@ -97,22 +97,25 @@ impl ForwardRng {
     fn generator(&self, i: usize) -> Result<Generator, ShimError> {
         let device = self.devices[i];
         let Some(before) = self.before(i)? else { return Ok(Generator { device, before: None, after: None }) };
-        let after = ffi::bytes_hash(&ffi::rng_get(device)?);
+        let after = ffi::bytes_hash(&ffi::rng_get(device)?)?;
         // Where others draw too, one of them may have put the generator back to where it was.
-        let moved = |state: &Tensor| self.disturbed || ffi::bytes_hash(state) != after;
-        let before = Some(before).filter(moved);
-        Ok(Generator { device, before, after: Some(after) })
+        let moved = self.disturbed || ffi::bytes_hash(&before)? != after;
+        Ok(Generator { device, before: moved.then_some(before), after: Some(after) })
+    }
+
+    /// The call has succeeded: the generators stay where they are.
+    pub(crate) fn succeeded(mut self) {
+        self.succeeded = true;
     }
 
     /// The body has run: what a replay needs of the generators.
-    pub(crate) fn finish(mut self, block: &str) -> Result<RngRecord, ReplayError> {
+    pub(crate) fn record(&self, block: &str) -> Result<RngRecord, ReplayError> {
         let generators = (0..self.devices.len()).map(|i| self.generator(i)).collect::<Result<_, _>>();
         let generators = generators.in_block(block, "read the random number generator")?;
         let record = RngRecord { generators, policy: self.policy, unproven: self.disturbed };
         if !self.policy.preserve && record.drew() {
             return Err(ReplayError::RandomWithoutState { block: block.to_owned() });
         }
-        self.succeeded = true;
         Ok(record)
     }
 }
@@ -144,7 +147,6 @@ struct SetGenerator {
     /// The hashes of the states in which the replay may leave it: as the forward did, or, where that drew nothing, as
     /// it found it. `None`: others draw meanwhile, and any will do.
     expected: Option<[u64; 2]>,
-    drew: bool,
 }
 
 impl ReplayRng {
@@ -161,7 +163,7 @@ impl ReplayRng {
     }
 
     /// An error if the replay did not leave the generators where the forward did.
-    pub(crate) fn check(&mut self, block: &str) -> Result<(), ReplayError> {
+    pub(crate) fn check(&self, block: &str) -> Result<(), ReplayError> {
         let diverged = |device| ReplayError::RngDiverged { block: block.to_owned(), device: format!("{device:?}") };
         if let Some((watch, devices)) = &self.watched {
             let moved = devices.iter().map(|&device| moved(watch, device).map(|moved| moved.then_some(device)));
@@ -170,7 +172,7 @@ impl ReplayRng {
                 return Err(diverged(device));
             }
         }
-        for generator in &mut self.set {
+        for generator in &self.set {
             if !generator.stands().in_block(block, "read the random number generator")? {
                 return Err(diverged(generator.device));
             }
@@ -181,7 +183,8 @@ impl ReplayRng {
 
 impl Drop for ReplayRng {
     fn drop(&mut self) {
-        for generator in self.set.drain(..).filter(|generator| generator.drew) {
+        // Wherever they are now: a body that failed may have drawn or seeded although its forward did not.
+        for generator in self.set.drain(..) {
             let _ = ffi::rng_set(generator.device, &generator.caller);
         }
         if let Some((watch, devices)) = &self.watched {
@@ -194,7 +197,7 @@ impl Drop for ReplayRng {
 /// one, and draws nothing.
 fn moved(watch: &DrawWatch, device: Device) -> Result<bool, ShimError> {
     let Some(before) = watch.before(device)? else { return Ok(false) };
-    Ok(ffi::bytes_hash(&before) != ffi::bytes_hash(&ffi::rng_get(device)?))
+    Ok(ffi::bytes_hash(&before)? != ffi::bytes_hash(&ffi::rng_get(device)?)?)
 }
 
 /// After a replay that drew although its forward did not.
@@ -210,7 +213,7 @@ impl SetGenerator {
     fn enter(generator: &Generator, unproven: bool) -> Result<Self, ShimError> {
         let device = generator.device;
         let caller = ffi::rng_get(device)?;
-        let found = ffi::bytes_hash(&caller);
+        let found = ffi::bytes_hash(&caller)?;
         let after = generator.after.unwrap_or(found);
         let expected = match &generator.before {
             Some(state) => {
@@ -219,15 +222,13 @@ impl SetGenerator {
             }
             None => [after, found],
         };
-        Ok(Self { device, caller, expected: (!unproven).then_some(expected), drew: generator.before.is_some() })
+        Ok(Self { device, caller, expected: (!unproven).then_some(expected) })
     }
 
     /// Whether it is where it should be.
-    fn stands(&mut self) -> Result<bool, ShimError> {
+    fn stands(&self) -> Result<bool, ShimError> {
         let Some(expected) = self.expected else { return Ok(true) };
-        let now = ffi::bytes_hash(&ffi::rng_get(self.device)?);
-        // The body may have seeded it: then there is something to put back.
-        self.drew |= now != expected[1];
+        let now = ffi::bytes_hash(&ffi::rng_get(self.device)?)?;
         Ok(expected.contains(&now))
     }
 }

@@ -14,11 +14,11 @@ use crate::block::Call;
 use crate::context::{NoContext, ReplayContext};
 use crate::error::ReplayError;
 use crate::ffi::{self, ShimError};
-use crate::options::BlockOptions;
+use crate::options::{BlockOptions, Check};
 use crate::output::ReplayOutput;
 use crate::replay::engine_error;
 use crate::report::RolloutReport;
-use crate::state::{Check, Failure, Label, Options, State};
+use crate::state::{Failure, Label, Options, State};
 use crate::store::{ParameterStore, Store};
 
 /// One pass of a model over its own outputs, differentiated as a whole in the memory of one block.
@@ -116,7 +116,7 @@ impl<'m> Rollout<'m> {
         R: ReplayOutput,
         F: Fn(&Rollout<'m>, &[Tensor]) -> R + 'm,
     {
-        let label = options.label(inputs.iter().map(|(name, _)| (*name).to_owned()));
+        let label = Label::new(options, inputs.iter().map(|(name, _)| (*name).to_owned()));
         let tensors: Vec<_> = inputs.iter().map(|(_, tensor)| Some(*tensor)).collect();
         self.call(label, &tensors, NoContext, move |rollout, leaves| {
             let leaves: Vec<_> = leaves.iter().flatten().map(Tensor::shallow_clone).collect();
@@ -140,7 +140,7 @@ impl<'m> Rollout<'m> {
         check_version()?;
         let call = Call {
             state: &self.state,
-            label,
+            label: Rc::new(label),
             inputs,
             context: Rc::new(context),
             body: Rc::new(move |state, leaves| {
@@ -168,8 +168,8 @@ impl<'m> Rollout<'m> {
         self.check_loss(loss)?;
         let started = Instant::now();
         let leaves = self.leaves(loss)?;
-        let handles = leaves.iter().map(Tensor::shallow_clone).collect();
-        let transaction = self.state.options.transaction.then(|| Transaction::begin(handles)).transpose()?;
+        let handles = || leaves.iter().map(Tensor::shallow_clone).collect();
+        let transaction = self.state.options.transaction.then(|| Transaction::begin(handles())).transpose()?;
         let outcome = ffi::backward(self.state.id, &*self.state, loss, &leaves);
         let buffers = self.state.watch.end_all();
         if let Some(failure) = self.failure(outcome) {

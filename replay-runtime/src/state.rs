@@ -15,6 +15,7 @@ use crate::buffers::Watch;
 use crate::context::Contexts;
 use crate::error::{InBlock, Pass, ReplayError};
 use crate::ffi::{Fingerprint, Graveyard, Modes, NodeState, ShimError, WeakTensor};
+use crate::options::{BlockOptions, Check};
 use crate::output::BoxError;
 use crate::report::Ledger;
 use crate::rng::{RngPolicy, RngRecord};
@@ -35,6 +36,11 @@ pub(crate) struct Label {
 }
 
 impl Label {
+    pub(crate) fn new(options: BlockOptions, inputs: impl IntoIterator<Item = String>) -> Self {
+        let (name, buffers) = options.into_parts();
+        Self { block: name.into(), inputs: inputs.into_iter().collect(), buffers }
+    }
+
     /// The error for what the body has changed since `before` and may not.
     pub(crate) fn written(&self, before: &Snapshot) -> Result<Option<ReplayError>, ReplayError> {
         let change = if self.buffers { before.change_beside_buffers() } else { before.change() };
@@ -52,7 +58,7 @@ impl Label {
 
 /// What a block's replay needs beside the saved inputs, which are the node's.
 pub(crate) struct Entry<'m> {
-    pub(crate) label: Label,
+    pub(crate) label: Rc<Label>,
     pub(crate) body: Rc<Body<'m>>,
     pub(crate) contexts: Contexts<'m>,
     pub(crate) modes: Modes,
@@ -108,18 +114,6 @@ impl fmt::Display for OutputRecord {
         let grad = if self.requires_grad { "with" } else { "without" };
         write!(f, "{:?} {:?} on {:?} {grad} grad", self.kind, self.size, self.device)
     }
-}
-
-/// What of a replay's outputs is compared with the forward's.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Check {
-    /// Number, shape, kind, device and `requires_grad`.
-    #[default]
-    Metadata,
-    /// The values too, bit for bit. Finds a block that reads something which has changed unseen; costs a copy of each
-    /// output until its block is replayed, and the comparison.
-    Values,
 }
 
 /// Choices of the builder.

@@ -161,3 +161,43 @@ fn a_body_may_differentiate_by_its_input_and_keep_the_graph_until_the_next_run()
     assert!(setup.model.grad().allclose(&expected, 1e-6, 1e-6, false));
     assert!(setup.leaves[0].1.grad().equal(&setup.leaves[0].1.full_like(1.0)));
 }
+
+/// However the body ends: without an output that requires grad, with an error, with a panic.
+#[test]
+fn what_is_left_aside_by_a_body_that_records_nothing_is_an_error_too() {
+    for how in 0..3 {
+        let (setup, aside) = (setup(), RefCell::default());
+        let rollout = Rollout::new(&setup.vs);
+        let run = || {
+            rollout.block("leaks", &[("state", &setup.leaves[0].1)], |_, i| {
+                aside.replace(Some((i[0].sin() * &setup.model).sum(Kind::Float)));
+                assert!(how < 2, "as asked");
+                if how == 1 { Err("as asked") } else { Ok(i[0].detach()) }
+            })
+        };
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
+        assert_eq!(outcome.is_err(), how == 2);
+        let stolen = aside.take().unwrap();
+        assert_escaped(&stolen.f_backward().unwrap_err().to_string());
+        assert_escaped(&rollout.backward(&stolen).unwrap_err().to_string());
+        assert!(!setup.leaves[0].1.grad().defined());
+    }
+}
+
+/// The body's own copy of the input, kept without any graph.
+#[test]
+fn an_input_that_is_kept_is_refused_whoever_differentiates() {
+    let (setup, kept) = (setup(), RefCell::default());
+    let rollout = Rollout::new(&setup.vs);
+    let keeps = |_: &Rollout<'_>, i: &[Tensor]| {
+        kept.replace(Some(i[0].shallow_clone()));
+        &i[0] * &setup.model
+    };
+    let y = rollout.block("leaks", &[("state", &setup.leaves[0].1)], keeps).unwrap();
+    let kept_before: Tensor = kept.borrow().as_ref().unwrap().shallow_clone();
+    assert_escaped(&kept_before.sin().sum(Kind::Float).f_backward().unwrap_err().to_string());
+    rollout.backward(&y.sum(Kind::Float)).unwrap();
+    // The replay has left its own copy.
+    let text = kept.take().unwrap().sin().sum(Kind::Float).f_backward().unwrap_err().to_string();
+    assert!(text.contains("`leaks`") && text.contains("did not return"), "{text}");
+}

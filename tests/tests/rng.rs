@@ -215,3 +215,28 @@ fn a_replay_that_seeds_otherwise_is_an_error() {
     let error = rollout.backward(&y.unwrap().sum(Kind::Float)).unwrap_err();
     assert!(matches!(&error, ReplayError::RngDiverged { block, .. } if block == "reseeds"), "{error:?}");
 }
+
+/// A replay that fails before its draws are compared: its forward drew nothing, so nothing else tells that it did.
+#[test]
+fn a_failing_replay_that_draws_for_the_first_time_puts_the_generator_back() {
+    for panics in [false, true] {
+        let setup = Setup::new(linear);
+        let x = randn(1, &[5, 6], Kind::Float);
+        let rollout = Rollout::new(&setup.vs);
+        let y = rollout.block("fails", &[("x", &x)], |_, i| {
+            if is_replaying() {
+                let _ = draw();
+                assert!(!panics, "as asked");
+                return Err("as asked");
+            }
+            Ok(setup.model.forward(&i[0]))
+        });
+        let loss = y.unwrap().sum(Kind::Float);
+        tch::manual_seed(4);
+        let expected = draw();
+        tch::manual_seed(4);
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| rollout.backward(&loss)));
+        assert!(outcome.map_or(panics, |outcome| outcome.is_err()));
+        assert!(same_bits(&expected, &draw()));
+    }
+}

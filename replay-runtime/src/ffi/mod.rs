@@ -45,6 +45,7 @@ pub(crate) enum Code {
     Used,
     Callback,
     Captured,
+    Escaped,
 }
 
 impl Code {
@@ -56,6 +57,7 @@ impl Code {
             5 => Self::Used,
             6 => Self::Callback,
             7 => Self::Captured,
+            8 => Self::Escaped,
             _ => Self::Exception,
         }
     }

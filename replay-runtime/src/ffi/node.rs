@@ -121,7 +121,7 @@ pub(crate) fn barrier(inputs: &[Option<&Tensor>], outputs: &[&Tensor]) -> Result
     check(unsafe { sys::replay_barrier(inputs.as_ptr(), inputs.len(), outputs.as_ptr(), outputs.len()) })
 }
 
-/// Makes every backward pass that comes to `leaf` by the graphs that there are now fail with `why`.
+/// Makes every backward pass that comes to `leaf` fail with `why`.
 pub(crate) fn refuse_grad(leaf: &Tensor, why: &str) -> Result<(), ShimError> {
     let why = CString::new(why.replace('\0', " ")).unwrap_or_default();
     // SAFETY: both are borrowed for the call; C++ copies the text.

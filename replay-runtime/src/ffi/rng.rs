@@ -25,9 +25,11 @@ pub(crate) fn rng_set(device: Device, state: &Tensor) -> Result<(), ShimError> {
 }
 
 /// A hash of the bytes of a contiguous CPU tensor.
-pub(crate) fn bytes_hash(tensor: &Tensor) -> u64 {
-    // SAFETY: reads the bytes of a contiguous CPU tensor, after checking that it is one; exceptions are caught inside.
-    unsafe { sys::replay_bytes_hash(tensor.as_ptr()) }
+pub(crate) fn bytes_hash(tensor: &Tensor) -> Result<u64, ShimError> {
+    let mut hash = 0;
+    // SAFETY: `tensor` is borrowed for the call, which reads its bytes after checking that it is one of that kind.
+    check(unsafe { sys::replay_bytes_hash(tensor.as_ptr(), &raw mut hash) })?;
+    Ok(hash)
 }
 
 /// Counts this thread among those that have rollouts, until it ends; if it joins, its draws wait for theirs while

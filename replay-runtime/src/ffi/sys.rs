@@ -1,4 +1,4 @@
-//! The `extern "C"` functions of `cpp/node.h`, `cpp/rng.h` and `cpp/state.h`, where each is described.
+//! The `extern "C"` functions of `cpp/grad.h`, `cpp/node.h`, `cpp/rng.h` and `cpp/state.h`, where each is described.
 
 use std::ffi::{c_char, c_int, c_void};
 use torch_sys::C_tensor;
@@ -104,7 +104,7 @@ unsafe extern "C" {
     pub(super) fn replay_autocast_clear_cache() -> c_int;
     pub(super) fn replay_rng_get(device_type: c_int, index: c_int, out: *mut *mut C_tensor) -> c_int;
     pub(super) fn replay_rng_set(device_type: c_int, index: c_int, state: *const C_tensor) -> c_int;
-    pub(super) fn replay_bytes_hash(tensor: *const C_tensor) -> u64;
+    pub(super) fn replay_bytes_hash(tensor: *const C_tensor, out: *mut u64) -> c_int;
     pub(super) fn replay_draws_register(join: c_int) -> c_int;
     pub(super) fn replay_draws_shared() -> c_int;
     pub(super) fn replay_draws_hold();

@@ -4,13 +4,13 @@ use std::rc::Rc;
 
 use tch::{Device, Tensor};
 
-use crate::block::Call;
+use super::Call;
 use crate::error::{InBlock, ReplayError};
 use crate::ffi::Fingerprint;
 use crate::variables::Snapshot;
 
 impl Call<'_, '_> {
-    pub(crate) fn check_inputs(&self) -> Result<(), ReplayError> {
+    pub(super) fn check_inputs(&self) -> Result<(), ReplayError> {
         let block = || self.label.block.to_string();
         if self.inputs.iter().all(Option::is_none) {
             return Err(ReplayError::NoInput { block: block() });
@@ -26,7 +26,7 @@ impl Call<'_, '_> {
     }
 
     /// Inference tensors have no version counter, so a change could not be noticed.
-    pub(crate) fn check_versioned(&self) -> Result<(), ReplayError> {
+    pub(super) fn check_versioned(&self) -> Result<(), ReplayError> {
         match self.inputs.iter().position(|input| input.is_some_and(Tensor::is_inference)) {
             Some(i) => Err(ReplayError::InferenceInput {
                 block: self.label.block.to_string(),
@@ -36,7 +36,7 @@ impl Call<'_, '_> {
         }
     }
 
-    pub(crate) fn check_outputs(&self, outputs: &[Tensor]) -> Result<(), ReplayError> {
+    pub(super) fn check_outputs(&self, outputs: &[Tensor]) -> Result<(), ReplayError> {
         for (output, tensor) in outputs.iter().enumerate() {
             if !tensor.defined() {
                 return Err(ReplayError::UndefinedOutput { block: self.label.block.to_string(), output });
@@ -50,14 +50,14 @@ impl Call<'_, '_> {
     }
 
     /// A device on which the body computes must have been the rollout's before: its generator is kept.
-    pub(crate) fn check_known(&self, device: Device) -> Result<(), ReplayError> {
+    pub(super) fn check_known(&self, device: Device) -> Result<(), ReplayError> {
         match self.state.cuda.get() {
             Some(known) if known == device => Ok(()),
             _ => Err(ReplayError::UnknownDevice { block: self.label.block.to_string(), device: format!("{device:?}") }),
         }
     }
 
-    pub(crate) fn check_device(&self, tensor: impl Fn() -> String, device: Device) -> Result<(), ReplayError> {
+    pub(super) fn check_device(&self, tensor: impl Fn() -> String, device: Device) -> Result<(), ReplayError> {
         let error = |expected: String| ReplayError::Device {
             block: self.label.block.to_string(),
             tensor: tensor(),
@@ -77,7 +77,7 @@ impl Call<'_, '_> {
     }
 
     /// The forward must leave everything that a replay starts from as it was.
-    pub(crate) fn check_unwritten(
+    pub(super) fn check_unwritten(
         &self,
         prints: &[Option<Fingerprint>],
         leaves: &[Option<Tensor>],
