@@ -4,15 +4,14 @@ use proc_macro2::{TokenStream, TokenTree};
 use quote::{ToTokens, quote};
 use syn::{Attribute, Meta, parse_quote};
 
-use crate::signature::Method;
 use crate::types;
 
 /// ```text
 /// Input:   #[inline] #[cfg(unix)] #[expect(non_snake_case)] #[cfg_attr(test, cold, doc(hidden))]
 /// Output:  #[cfg(unix)] #[allow(non_snake_case)] #[cfg_attr(test, doc(hidden))]
 /// ```
-pub(crate) fn by_sibling(method: &Method) -> Vec<Attribute> {
-    [method.conditions.clone(), select(&method.attrs, &of_signature)].concat()
+pub(crate) fn by_sibling(conditions: &[Attribute], attrs: &[Attribute]) -> Vec<Attribute> {
+    [conditions.to_vec(), select(attrs, &of_signature)].concat()
 }
 
 /// The attributes of a trait impl that the inherent impl beside it has too.

@@ -4,8 +4,7 @@ use proc_macro2::{Spacing, TokenStream, TokenTree};
 use quote::{ToTokens, quote};
 use syn::Type;
 
-use crate::model::{Block, Owner, Parameter};
-use crate::validate::unraw;
+use crate::model::{Block, Owner, Parameter, unraw};
 
 pub(crate) fn of(block: &Block) -> TokenStream {
     let method = &block.method;
@@ -38,7 +37,7 @@ pub(crate) fn of(block: &Block) -> TokenStream {
         );
     }
     if block.nested() {
-        paragraph(&mut lines, "The block runs other blocks, so it is always replayed in full.".to_owned());
+        paragraph(&mut lines, "The block runs other blocks; they run again inside its replay.".to_owned());
     }
     lines.extend(
         ["", "# Errors", "", "Where the block cannot be recorded, or returns an error itself."].map(str::to_owned),

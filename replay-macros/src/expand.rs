@@ -138,7 +138,7 @@ fn registration(block: &Block) -> TokenStream {
     let outputs = docs::type_text(&block.output.declared);
     let (nested, buffers) = (block.nested(), block.buffers);
     let inputs = block.inputs().map(|Parameter { ident, cfgs, .. }| {
-        let name = crate::validate::unraw(ident);
+        let name = crate::model::unraw(ident);
         quote!(#(#cfgs)* #name)
     });
     quote! {
@@ -258,12 +258,12 @@ fn at(tokens: TokenStream, place: Span) -> TokenStream {
 
 /// `input_state` of `state`; raw names lose their mark.
 fn input_local(ident: &Ident) -> Ident {
-    local(&format!("input_{}", crate::validate::unraw(ident)))
+    local(&format!("input_{}", crate::model::unraw(ident)))
 }
 
 /// `form_state` of `state`.
 fn form_local(ident: &Ident) -> Ident {
-    local(&format!("form_{}", crate::validate::unraw(ident)))
+    local(&format!("form_{}", crate::model::unraw(ident)))
 }
 
 fn local(name: &str) -> Ident {

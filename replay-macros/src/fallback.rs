@@ -7,10 +7,9 @@ use syn::{FnArg, Pat, ReturnType, Type, Visibility};
 
 use crate::args::BlockArgs;
 use crate::carried;
-use crate::model::CratePath;
+use crate::model::{CratePath, default_name, unraw};
 use crate::signature::Method;
 use crate::types::{self, Borrows};
-use crate::validate::{default_name, unraw};
 
 /// ```text
 /// Input:   fn step(&mut self, state: &Tensor) -> Tensor { .. }
@@ -26,7 +25,7 @@ pub(crate) fn sibling(method: &Method, args: &BlockArgs, vis: &Visibility) -> Op
     };
     let value = value(&sig.output)?;
     let krate = CratePath(args.krate.clone());
-    let attrs = carried::by_sibling(method);
+    let attrs = carried::by_sibling(&method.conditions, &method.attrs);
     let receiver = sig.receiver().map(|receiver| {
         let mut receiver = receiver.clone();
         receiver.attrs.clear();

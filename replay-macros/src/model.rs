@@ -106,3 +106,13 @@ impl ToTokens for CratePath {
         }
     }
 }
+
+/// `step_replay` of `step`.
+pub(crate) fn default_name(method: &Ident) -> Ident {
+    Ident::new(&format!("{}_replay", unraw(method)), method.span())
+}
+
+/// `type` of `r#type`.
+pub(crate) fn unraw(ident: &Ident) -> String {
+    syn::ext::IdentExt::unraw(ident).to_string()
+}

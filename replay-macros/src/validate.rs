@@ -8,7 +8,7 @@ use syn::{Ident, Signature};
 use crate::args::BlockArgs;
 use crate::diagnostics::Diagnostics;
 use crate::lifetimes::{self, Lifetimes};
-use crate::model::{Block, CratePath, Owner, Role};
+use crate::model::{Block, CratePath, Owner, Role, default_name, unraw};
 use crate::signature::{Body, Method};
 use crate::{carried, output, parameters, receiver, types};
 
@@ -44,7 +44,7 @@ pub(crate) fn block(method: &Method, args: &BlockArgs, place: &Place, diagnostic
         method: sig.ident.clone(),
         sibling: sibling?,
         vis: visibility(method, place),
-        attrs: carried::by_sibling(method),
+        attrs: carried::by_sibling(&method.conditions, &method.attrs),
         generics,
         receiver,
         lifetime,
@@ -117,16 +117,6 @@ fn sibling_name(sig: &Signature, args: &BlockArgs, diagnostics: &mut Diagnostics
         return None;
     };
     Some(ident)
-}
-
-/// `step_replay` of `step`.
-pub(crate) fn default_name(method: &Ident) -> Ident {
-    Ident::new(&format!("{}_replay", unraw(method)), method.span())
-}
-
-/// `type` of `r#type`.
-pub(crate) fn unraw(ident: &Ident) -> String {
-    syn::ext::IdentExt::unraw(ident).to_string()
 }
 
 /// `rollout`, unless an input has that name.

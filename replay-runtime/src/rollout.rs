@@ -90,7 +90,8 @@ impl<'m> Rollout<'m> {
     /// What `body` returned as an error, and every misuse that can be seen in the forward; see [`ReplayError`].
     ///
     /// # Panics
-    /// If `body` panics; modes and generators are then as before.
+    /// If `body` panics; modes, generators and buffers are then as before. LibTorch's panic about a leaf that is changed
+    /// in place is an error instead, [`ReplayError::InPlace`].
     pub fn block<R, F>(&self, name: &str, inputs: &[(&str, &Tensor)], body: F) -> Result<R::Value, ReplayError>
     where
         R: ReplayOutput,
@@ -158,8 +159,8 @@ impl<'m> Rollout<'m> {
     ///
     /// # Errors
     /// What a block's body returned in its replay, every change between forward and replay that would make the
-    /// gradient wrong, and failures of LibTorch; see [`ReplayError`]. All `.grad`s are then what they were before, unless
-    /// [`restore_gradients(false)`](RolloutBuilder::restore_gradients) was chosen.
+    /// gradient wrong, and failures of LibTorch; see [`ReplayError`]. Gradients, generators, modes and buffers are then what they were before,
+    /// gradients unless [`restore_gradients(false)`](RolloutBuilder::restore_gradients) was chosen.
     ///
     /// # Panics
     /// If a block's body panics in its replay, with the body's own payload and after everything was restored.
@@ -278,8 +279,8 @@ impl<'m> RolloutBuilder<'m> {
         self
     }
 
-    /// Whether replays draw the random numbers of their forwards. Default: on. Off, nothing of the generators is
-    /// kept, 5 KB for each block that draws, and a block that draws is an error.
+    /// Whether replays draw the random numbers of their forwards. Default: on, which keeps 5 KB for each block that
+    /// draws. Off, no state is kept, and a block that draws is an error.
     pub fn preserve_rng_state(mut self, preserve: bool) -> Self {
         self.options.rng.preserve = preserve;
         self
@@ -289,9 +290,14 @@ impl<'m> RolloutBuilder<'m> {
     /// since LibTorch has one CPU generator for the whole process.
     ///
     /// From its first draw to its end such a block holds a lock, and while no other thread has had a rollout yet, each
-    /// block does from its beginning; so a body must not wait for another thread that has rollouts and draws. A thread counts from its first rollout until it ends, and its draws outside of blocks
-    /// wait too. Off, blocks run side by side, and their outputs are compared bit for bit instead: where another
-    /// thread's draws have come in between, `backward` is an error. Choose the same for all rollouts of a process.
+    /// block does from its beginning; so a body must not wait for another thread that has rollouts and draws. A thread
+    /// counts from its first rollout until it ends, and its draws outside of blocks wait too. From the second thread on,
+    /// an observer looks at every operation of the process, at less than a tenth of the smallest one's cost.
+    /// [`tch::manual_seed`] is no operation and takes no lock: seed before the threads start.
+    ///
+    /// Off, blocks run side by side, and their outputs are compared bit for bit instead: where another thread's draws
+    /// have come in between, `backward` is an error. A replay sets the shared generator back for a while, so that other
+    /// threads may draw numbers twice. Choose the same for all rollouts of a process.
     pub fn serialize_rng(mut self, serialize: bool) -> Self {
         self.options.rng.serialize = serialize;
         self

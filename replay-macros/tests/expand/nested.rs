@@ -17,7 +17,7 @@ fn outer<'m>(
 ///
 /// Inputs: `x`.
 ///
-/// The block runs other blocks, so it is always replayed in full.
+/// The block runs other blocks; they run again inside its replay.
 ///
 /// # Errors
 ///
