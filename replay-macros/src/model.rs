@@ -114,5 +114,5 @@ pub(crate) fn default_name(method: &Ident) -> Ident {
 
 /// `type` of `r#type`.
 pub(crate) fn unraw(ident: &Ident) -> String {
-    syn::ext::IdentExt::unraw(ident).to_string()
+    IdentExt::unraw(ident).to_string()
 }
