@@ -179,6 +179,8 @@ fn owners() {
     assert!(matches!(accepted("fn f(x: &Tensor) -> Tensor { g() }").owner, Owner::Free));
     assert!(matches!(accepted("fn f(x: &Tensor) -> Tensor { g(Self::BY) }").owner, Owner::Inherent(None)));
     assert!(matches!(accepted("fn f(&self, x: &Tensor) -> Tensor { g() }").owner, Owner::Inherent(None)));
+    assert!(matches!(accepted("fn f(x: &Tensor, #[meta] by: Self) -> Tensor { g() }").owner, Owner::Inherent(None)));
+    assert!(matches!(accepted("fn f(x: &Tensor) -> Result<Tensor, Self> { g() }").owner, Owner::Inherent(None)));
 }
 
 #[test]
@@ -216,4 +218,16 @@ fn impl_blocks() {
     assert!(unmarked[0].contains("which methods"), "{unmarked:?}");
     let several = impl_errors(&format!("impl M for A {{ {method} fn g(&self, x: &Tensor) -> Tensor {{}} }}"));
     assert!(several[0].contains("which methods"), "{several:?}");
+}
+
+/// The errors of one block are none of the next one's.
+#[test]
+fn each_block_is_checked_by_itself() {
+    let mut diagnostics = Diagnostics::default();
+    let mut passes = |text: &str| {
+        let method: Method = syn::parse_str(text).unwrap();
+        block(&method, &BlockArgs::default(), &Place::Lone, &mut diagnostics).is_some()
+    };
+    assert!(!passes("const fn f(x: &Tensor) -> Tensor {}"));
+    assert!(passes("fn g(x: &Tensor) -> Tensor {}"));
 }

@@ -73,7 +73,9 @@ at::Tensor flat_bytes(const at::Tensor& tensor) {
   const bool plain = tensor.layout() == at::kStrided && tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
   if (plain && tensor.is_cpu()) return tensor;
   at::Tensor dense = tensor.layout() == at::kStrided ? tensor : tensor.to_dense();
-  return dense.resolve_conj().resolve_neg().contiguous().reshape({-1}).view(at::kByte);
+  dense = dense.resolve_conj().resolve_neg().contiguous();
+  // Not by `reshape`, which leaves a single value whatever stride it has.
+  return dense.as_strided({dense.numel()}, {1}).view(at::kByte);
 }
 
 bool same_bits(const at::Tensor& a, const at::Tensor& b) {

@@ -164,20 +164,27 @@ impl ReplayRng {
 
     /// An error if the replay did not leave the generators where the forward did.
     pub(crate) fn check(&self, block: &str) -> Result<(), ReplayError> {
-        let diverged = |device| ReplayError::RngDiverged { block: block.to_owned(), device: format!("{device:?}") };
+        match self.diverged().in_block(block, "read the random number generator")? {
+            Some(device) => Err(ReplayError::RngDiverged { block: block.to_owned(), device: format!("{device:?}") }),
+            None => Ok(()),
+        }
+    }
+
+    /// The device of the first generator that is not where it should be.
+    fn diverged(&self) -> Result<Option<Device>, ShimError> {
         if let Some((watch, devices)) = &self.watched {
-            let moved = devices.iter().map(|&device| moved(watch, device).map(|moved| moved.then_some(device)));
-            let moved = moved.collect::<Result<Vec<_>, _>>().in_block(block, "read the random number generator")?;
-            if let Some(device) = moved.into_iter().flatten().next() {
-                return Err(diverged(device));
+            for &device in devices {
+                if moved(watch, device)? {
+                    return Ok(Some(device));
+                }
             }
         }
         for generator in &self.set {
-            if !generator.stands().in_block(block, "read the random number generator")? {
-                return Err(diverged(generator.device));
+            if !generator.stands()? {
+                return Ok(Some(generator.device));
             }
         }
-        Ok(())
+        Ok(None)
     }
 }
 

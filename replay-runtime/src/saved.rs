@@ -49,3 +49,20 @@ impl SavedInputs {
         self.by_identity.take();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The tensors live on, so that no identity comes twice.
+    #[test]
+    fn what_nobody_keeps_is_forgotten() {
+        let saved = SavedInputs::default();
+        let tensors: Vec<_> = (0..1000).map(|i| Tensor::from(f64::from(i))).collect();
+        for tensor in &tensors {
+            drop(saved.keep(tensor, &ffi::fingerprint(tensor).unwrap(), false).unwrap());
+        }
+        let entries = saved.by_identity.borrow().len();
+        assert!(entries < 20, "{entries} entries of dead inputs");
+    }
+}

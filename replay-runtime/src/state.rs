@@ -3,7 +3,7 @@
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use tch::{Device, Tensor};
 use crate::buffers::Watch;
 use crate::context::Contexts;
 use crate::error::{InBlock, Pass, ReplayError};
-use crate::ffi::{Fingerprint, Graveyard, Modes, NodeState, ShimError, WeakTensor};
+use crate::ffi::{self, Fingerprint, Graveyard, Modes, NodeState, ShimError, WeakTensor};
 use crate::options::{BlockOptions, Check};
 use crate::output::BoxError;
 use crate::report::Ledger;
@@ -199,12 +199,18 @@ impl<'m> State<'m> {
         self.watch.snapshot(&self.stores, !self.running.borrow().is_empty())
     }
 
-    /// Every variable that is or may become trainable, as the stores have them now: frozen ones too, and buffers that
-    /// require grad.
+    /// Every variable that may get a gradient, as the stores have them now: the trainable ones, also while they are
+    /// frozen, and those that require grad by the user's own doing.
     pub(crate) fn trainable(&self) -> impl Iterator<Item = Tensor> {
-        let buffers = self.stores.iter().flat_map(|store| store.named()).map(|(_, variable)| variable);
-        let buffers = buffers.filter(|buffer| buffer.defined() && buffer.requires_grad());
-        self.stores.iter().flat_map(|store| store.trainable()).chain(buffers)
+        self.stores.iter().flat_map(|store| {
+            let trainable = store.trainable();
+            let known: HashSet<_> = trainable.iter().map(ffi::identity).collect();
+            let others = store.named().into_iter().map(|(_, variable)| variable);
+            let others = others.filter(move |other| {
+                other.defined() && other.requires_grad() && !known.contains(&ffi::identity(other))
+            });
+            trainable.into_iter().chain(others)
+        })
     }
 
     /// How many variables the stores have now.

@@ -54,17 +54,23 @@ fn old_gradients_are_added_to_as_plain_autograd_does() {
     assert_equal_grads(&plain, &setup);
 }
 
+/// With and without the transaction, and whoever else looks at their storage.
 #[test]
 fn old_gradients_are_added_to_in_place() {
-    let setup = with_old_grads();
-    let handles = [setup.model.ws.grad(), setup.model.bs.as_ref().unwrap().grad()];
-    let before = handles.each_ref().map(Tensor::copy);
-    replayed(&setup, chain);
-    let now = [setup.model.ws.grad(), setup.model.bs.as_ref().unwrap().grad()];
-    for ((handle, before), now) in handles.iter().zip(&before).zip(&now) {
-        assert_eq!(handle.data_ptr(), now.data_ptr());
-        assert!(same_bits(handle, now));
-        assert!(!same_bits(handle, before));
+    for restore in [false, true] {
+        let setup = with_old_grads();
+        let handles = [setup.model.ws.grad(), setup.model.bs.as_ref().unwrap().grad()];
+        let before = handles.each_ref().map(Tensor::copy);
+        let views = handles.each_ref().map(|handle| handle.view(-1));
+        let rollout = Rollout::builder(&setup.vs).restore_gradients(restore).build();
+        let loss = chain(&How::Replay(&rollout), &setup.model, &[]);
+        rollout.backward(&loss).unwrap();
+        let now = [setup.model.ws.grad(), setup.model.bs.as_ref().unwrap().grad()];
+        for (((handle, view), before), now) in handles.iter().zip(&views).zip(&before).zip(&now) {
+            assert_eq!(handle.data_ptr(), now.data_ptr());
+            assert!(same_bits(handle, now) && same_bits(view, &now.view(-1)));
+            assert!(!same_bits(handle, before));
+        }
     }
 }
 
@@ -330,14 +336,17 @@ fn an_optimizer_sees_the_gradients() {
 #[test]
 fn an_old_gradient_of_another_shape_is_an_error_and_all_stay() {
     let options = (Kind::Float, tch::Device::Cpu);
-    let vs = nn::VarStore::new(tch::Device::Cpu);
-    let (a, b) = (vs.root().ones("a", &[3]), vs.root().ones("b", &[2]));
-    (a.sum(Kind::Float) + b.sum(Kind::Float)).backward();
-    b.shallow_clone().set_data(&Tensor::ones([3], options));
-    let rollout = Rollout::new(&vs);
-    let y = rollout.block("both", &[("x", &Tensor::ones([3], options))], |_, i| &i[0] * &a * &b).unwrap();
-    assert!(rollout.backward(&y.sum(Kind::Float)).is_err());
-    assert!(a.grad().equal(&Tensor::ones([3], options)) && b.grad().size() == [2]);
+    // The last two could take it as far as the number of values goes.
+    for old in [&[2i64] as &[i64], &[3, 1], &[1, 3]] {
+        let vs = nn::VarStore::new(tch::Device::Cpu);
+        let (a, b) = (vs.root().ones("a", &[3]), vs.root().ones("b", old));
+        (a.sum(Kind::Float) + b.sum(Kind::Float)).backward();
+        b.shallow_clone().set_data(&Tensor::ones([3], options));
+        let rollout = Rollout::new(&vs);
+        let y = rollout.block("both", &[("x", &Tensor::ones([3], options))], |_, i| &i[0] * &a * &b).unwrap();
+        assert!(rollout.backward(&y.sum(Kind::Float)).is_err());
+        assert!(a.grad().equal(&Tensor::ones([3], options)) && b.grad().equal(&Tensor::ones(old, options)), "{old:?}");
+    }
 }
 
 /// LibTorch gives both leaves one tensor's storage as their first gradient. With that, the second block's addition to one

@@ -5,7 +5,7 @@
 //! order.
 
 use replay_runtime::{ReplayError, Rollout};
-use replay_tests::{How, Setup, randn, replayed, same_bits};
+use replay_tests::{How, Oracle, Setup, assert_exact, randn, replayed, same_bits};
 use tch::nn::OptimizerConfig;
 use tch::{Device, Kind, Tensor, nn};
 
@@ -84,6 +84,19 @@ fn a_leaf_of_no_store_passed_as_an_input_and_captured() {
         leaf.grad()
     };
     assert!(same_bits(&run(false), &run(true)));
+}
+
+/// The graph around the block gives two weights one tensor's storage as their first gradient, before the block adds to one
+/// of them.
+#[test]
+fn a_block_adds_to_what_the_graph_around_it_left() {
+    let build = |path: &nn::Path<'_>| (path.ones("a", &[6]), path.ones("b", &[6]));
+    let setup = || Setup::new(build).leaf("x", whole(2, &[1, 6]).set_requires_grad(true));
+    assert_exact(Oracle::Plain, setup, |how, (a, b), leaves| {
+        let h = how.block("step", &[("x", &leaves[0].1)], move |i| &i[0] * a.view([1, 6]));
+        let around = a.view([1, 6]) + b.view([1, 6]);
+        ((h + around) * 3.0).sum(Kind::Float)
+    });
 }
 
 /// Several small batches before a step of the optimizer, of one to four blocks each.

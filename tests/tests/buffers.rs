@@ -6,5 +6,6 @@
 
 mod buffers {
     mod clock;
+    mod others;
     mod statistics;
 }

@@ -129,6 +129,10 @@ fn what_is_equal_passes() {
     outcome(Check::Values, |_, y| y.narrow(0, 0, 1).expand([4, 6], false)).unwrap();
     outcome(Check::Values, |_, y| y.dropout(0.5, true)).unwrap();
     outcome(Check::Values, |_, _| Tensor::from(3_i64)).unwrap();
+    outcome(Check::Values, |_, y| y.view([-1, 2]).view_as_complex().conj()).unwrap();
+    outcome(Check::Values, |_, y| y.view([-1, 2]).view_as_complex().conj().imag()).unwrap();
+    // One number alone is contiguous.
+    outcome(Check::Values, |_, y| y.view([-1, 2]).view_as_complex().conj().imag().narrow(0, 3, 1)).unwrap();
 }
 
 /// A layout is no value: the same numbers with other strides are the same.

@@ -152,3 +152,77 @@ fn a_context_that_cannot_be_entered_is_an_error() {
         assert!(error.to_string().contains("no scale today") && !world.w.grad().defined());
     }
 }
+
+/// Blocks inside each other, each with a context of its own that logs.
+struct Layers {
+    w: Tensor,
+    log: RefCell<Vec<String>>,
+}
+
+struct Layer<'m>(&'m Layers, &'static str);
+
+struct Opened<'s>(&'s Layer<'s>);
+
+impl Drop for Opened<'_> {
+    fn drop(&mut self) {
+        self.0.0.log.borrow_mut().push(format!("{} closed", self.0.1));
+    }
+}
+
+impl ReplayContext for Layer<'_> {
+    type Scope<'s>
+        = Option<Opened<'s>>
+    where
+        Self: 's;
+
+    fn forward(&self) -> Result<Self::Scope<'_>, BoxError> {
+        Ok(None)
+    }
+
+    fn replay(&self) -> Result<Self::Scope<'_>, BoxError> {
+        self.0.log.borrow_mut().push(self.1.to_owned());
+        Ok(Some(Opened(self)))
+    }
+}
+
+impl Layers {
+    fn first(&self) -> Layer<'_> {
+        Layer(self, "outer")
+    }
+
+    fn second(&self) -> Layer<'_> {
+        Layer(self, "middle")
+    }
+
+    fn third(&self) -> Layer<'_> {
+        Layer(self, "inner")
+    }
+
+    #[replay_block(context = Self::first)]
+    fn outer<'m>(&'m self, rollout: &Rollout<'m>, x: &Tensor) -> Result<Tensor, ReplayError> {
+        self.middle_replay(rollout, x)
+    }
+
+    #[replay_block(context = Self::second)]
+    fn middle<'m>(&'m self, rollout: &Rollout<'m>, x: &Tensor) -> Result<Tensor, ReplayError> {
+        self.inner_replay(rollout, x)
+    }
+
+    #[replay_block(context = Self::third)]
+    fn inner(&self, x: &Tensor) -> Tensor {
+        x * &self.w
+    }
+}
+
+/// A replay opens the scopes of all blocks around its own, the outermost first, and closes them the other way round.
+#[test]
+fn scopes_are_inside_each_other_as_the_blocks_are() {
+    let setup = Setup::new(|path| Layers { w: path.var("w", &[4], nn::Init::Const(0.5)), log: RefCell::default() });
+    let rollout = Rollout::new(&setup.vs);
+    let y = setup.model.outer_replay(&rollout, &x()).unwrap();
+    rollout.backward(&y.sum(Kind::Float)).unwrap();
+    let outer = ["outer", "outer closed"];
+    let middle = ["outer", "middle", "middle closed", "outer closed"];
+    let inner = ["outer", "middle", "inner", "inner closed", "middle closed", "outer closed"];
+    assert_eq!(*setup.model.log.borrow(), [&outer[..], &middle, &inner].concat());
+}

@@ -4,9 +4,9 @@
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};
 
-use replay_runtime::{ReplayError, Rollout};
-use replay_tests::{How, Oracle, Setup, assert_exact};
-use tch::{Kind, Tensor, nn};
+use replay_runtime::{AutocastGuard, ReplayError, Rollout};
+use replay_tests::{How, Oracle, Setup, assert_exact, randn, same_bits};
+use tch::{Device, Kind, Tensor, nn};
 
 /// Runs `test` on a stack of two MiB, whatever the test harness gives.
 fn on_a_small_stack(test: impl FnOnce() + Send + 'static) {
@@ -176,5 +176,38 @@ fn a_panic_a_hundred_deep_comes_out() {
         assert_eq!(panic.downcast_ref::<&str>(), Some(&"deep"));
         assert_eq!(runs.get(), OWN_REPLAY);
         assert!(!setup.model.grad().defined());
+    });
+}
+
+/// Where the engine has moved to another thread, blocks are differentiated under the modes of the caller of `backward` all
+/// the same, as plain autograd does it.
+#[test]
+fn the_callers_modes_reach_a_hundred_deep() {
+    fn product<'m>(rollout: &Rollout<'m>, w: &'m Tensor, x: &Tensor, depth: usize) -> Result<Tensor, ReplayError> {
+        rollout.block("nest", &[("x", x)], move |rollout, i| match depth {
+            1 => Ok(i[0].matmul(w)),
+            _ => product(rollout, w, &i[0], depth - 1),
+        })
+    }
+    let gradient = |depth: usize, autocast: bool| {
+        let setup = Setup::new(|path| path.randn_standard("w", &[8, 8]));
+        let (w, x) = (&setup.model, randn(1, &[8, 8], Kind::Float));
+        let rollout = Rollout::new(&setup.vs);
+        let y = if depth == 0 { x.matmul(w) } else { product(&rollout, w, &x, depth).unwrap() };
+        let loss = y.sum(Kind::Float);
+        let _autocast = autocast.then(|| AutocastGuard::new(Device::Cpu, Kind::BFloat16));
+        if depth == 0 {
+            loss.backward();
+        } else {
+            rollout.backward(&loss).unwrap();
+        }
+        w.grad()
+    };
+    on_a_small_stack(move || {
+        let expected = gradient(0, true);
+        assert!(!same_bits(&expected, &gradient(0, false)), "autocast does something");
+        for depth in [1, 100] {
+            assert!(same_bits(&expected, &gradient(depth, true)), "{depth}");
+        }
     });
 }

@@ -166,6 +166,23 @@ fn a_block_that_the_loss_does_not_need_is_not_replayed() {
     assert!(idle.requires_grad());
 }
 
+/// The next block cuts the graph, so that LibTorch comes by without a gradient.
+#[test]
+fn a_block_whose_gradient_never_arrives_is_not_replayed() {
+    let setup = Setup::new(linear);
+    let runs = Cell::new(0);
+    let x = randn(2, &[5, 6], Kind::Float);
+    let rollout = Rollout::new(&setup.vs);
+    let idle = rollout.block("idle", &[("x", &x)], |_, i| {
+        runs.set(runs.get() + 1);
+        setup.model.forward(&i[0])
+    });
+    let y = rollout.block("cuts", &[("h", &idle.unwrap())], |_, i| setup.model.forward(&i[0].detach())).unwrap();
+    let report = rollout.backward(&y.sum(Kind::Float)).unwrap();
+    assert_eq!(runs.get(), 1);
+    assert_eq!((report.total.forwards, report.total.replays), (2, 1));
+}
+
 #[test]
 fn an_inner_block_runs_forward_replayed_and_again_for_its_own_gradient() {
     let setup = Setup::new(linear);
@@ -207,6 +224,28 @@ fn an_inner_block_keeps_nothing_in_the_forward_of_the_outer_one() {
         y
     });
     rollout.backward(&y.unwrap().sum(Kind::Float)).unwrap();
+}
+
+/// Nor in the forward of a block inside the outer one's replay.
+#[test]
+fn an_innermost_block_is_kept_in_the_replay_of_the_one_around_it_alone() {
+    let setup = Setup::new(linear);
+    let (model, kept) = (&setup.model, &RefCell::new(Vec::new()));
+    let rollout = Rollout::new(&setup.vs);
+    let y = rollout.block("outer", &[("x", &randn(2, &[5, 6], Kind::Float))], move |rollout, i| {
+        rollout.block("middle", &[("x", &i[0])], move |rollout, i| {
+            let token = Rc::new(());
+            let alive = Rc::downgrade(&token);
+            let y = rollout.block("innermost", &[("x", &i[0])], move |_, i| {
+                let _ = &token;
+                model.forward(&i[0]).tanh()
+            });
+            kept.borrow_mut().push(alive.upgrade().is_some());
+            y
+        })
+    });
+    rollout.backward(&y.unwrap().sum(Kind::Float)).unwrap();
+    assert_eq!(*kept.borrow(), [false, false, true]);
 }
 
 #[test]

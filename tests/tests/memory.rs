@@ -6,9 +6,9 @@
 
 use std::cell::RefCell;
 use std::hint::black_box;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 
-use replay_runtime::{Rollout, RolloutReport};
+use replay_runtime::{Rollout, RolloutReport, is_replaying};
 use replay_tests::{Setup, bytes, randn};
 use tch::{Device, Kind, Tensor, nn};
 
@@ -258,4 +258,58 @@ fn a_large_input_is_shared_and_not_copied() {
     assert_grown(before, 0);
     rollout.backward(&loss).unwrap();
     assert_grown(before, 0);
+}
+
+/// The closure of a block inside another, of whose output nothing comes, does not wait for the end of the pass.
+#[test]
+fn an_inner_block_that_nobody_needs_is_freed_with_its_replay() {
+    let setup = setup();
+    let (model, held) = (&setup.model, RefCell::new(Weak::new()));
+    let held = &held;
+    let rollout = Rollout::new(&setup.vs);
+    let h = rollout.block("looks", &[("x", &Tensor::from(1f32))], move |_, i| {
+        assert_eq!(held.borrow().strong_count(), 0);
+        &i[0] * model
+    });
+    let y = rollout.block("outer", &[("h", &h.unwrap())], move |rollout, i| {
+        let token = Rc::new(());
+        held.replace(Rc::downgrade(&token));
+        let unneeded = rollout.block("unneeded", &[("h", &i[0])], move |_, i| {
+            black_box(&token);
+            i[0].exp()
+        });
+        assert_eq!(held.borrow().strong_count(), usize::from(is_replaying()));
+        drop(unneeded.unwrap());
+        &i[0] * model
+    });
+    rollout.backward(&y.unwrap().sum(Kind::Float)).unwrap();
+}
+
+/// Whether it requires grad is no matter of its values.
+#[test]
+fn an_input_that_requires_grad_later_is_kept_once() {
+    let setup = setup();
+    let x = randn(1, &[1000], Kind::Float);
+    let rollout = Rollout::new(&setup.vs);
+    let first = reduce(&rollout, &setup.model, &x);
+    let _ = x.set_requires_grad(true);
+    let second = reduce(&rollout, &setup.model, &x);
+    let report = rollout.backward(&(first + second)).unwrap();
+    assert_eq!(report.total.bytes_saved, 4000);
+    assert!(x.grad().defined());
+}
+
+/// What arrived at a block's output is gone with its replay, though the loss and so the graph live on.
+#[test]
+fn gradients_of_outputs_are_not_kept() {
+    let setup = setup();
+    let w = &setup.model;
+    let before = resident();
+    let rollout = Rollout::new(&setup.vs);
+    let y = rollout.block("wide", &[("x", &large())], |_, i| &i[0] * w).unwrap();
+    let loss = y.square().mean(Kind::Float);
+    drop(y);
+    rollout.backward(&loss).unwrap();
+    assert_grown(before, 0);
+    assert!(loss.requires_grad());
 }

@@ -243,3 +243,20 @@ fn permutations(n: usize) -> Vec<Vec<usize>> {
     let shorter = permutations(n - 1);
     shorter.iter().flat_map(|p| (0..n).map(move |at| [&p[..at], &[n - 1], &p[at..]].concat())).collect()
 }
+
+/// What the variables were is noted once as long as they do not change: 1000 of them here, which would be about 20 MiB if
+/// each of 300 blocks noted them.
+#[test]
+fn variables_are_noted_once_for_many_blocks() {
+    let setup = Setup::new(|path| (0..1000).map(|i| path.ones(&format!("w{i}"), &[1])).collect::<Vec<_>>());
+    let model = &setup.model;
+    let before = resident();
+    let rollout = Rollout::new(&setup.vs);
+    let mut h = Tensor::from(1f32);
+    for weight in &model[..300] {
+        h = rollout.block("step", &[("h", &h)], move |_, inputs| &inputs[0] * weight).unwrap();
+    }
+    let grown = resident() - before;
+    assert!(grown < 12, "grew by {grown} MiB");
+    rollout.backward(&h.sum(Kind::Float)).unwrap();
+}

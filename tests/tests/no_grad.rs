@@ -160,3 +160,15 @@ fn a_nested_block_under_no_grad_is_plain_in_both_passes() {
         },
     );
 }
+
+/// What is no input is none without gradients either.
+#[test]
+fn under_no_grad_what_is_no_input_is_an_error() {
+    let setup = Setup::new(linear);
+    let rollout = Rollout::new(&setup.vs);
+    let _guard = tch::no_grad_guard();
+    let error = rollout.block("step", &[("x", &Tensor::new())], |_, i| i[0].shallow_clone()).unwrap_err();
+    assert!(matches!(&error, ReplayError::UndefinedInput { input, .. } if input == "x"), "{error}");
+    let error = rollout.block("step", &[], |_, _| x()).unwrap_err();
+    assert!(matches!(error, ReplayError::NoInput { .. }), "{error}");
+}

@@ -273,6 +273,7 @@ fn what_is_no_loss_is_an_error() {
     let backward = |loss: &Tensor| Rollout::new(&setup.vs).backward(loss).unwrap_err();
     let vector = setup.model.bs.as_ref().unwrap();
     assert!(matches!(backward(vector), ReplayError::LossNotScalar { shape } if shape == [6]));
+    assert!(matches!(backward(&vector.narrow(0, 0, 0)), ReplayError::LossNotScalar { shape } if shape == [0]));
     assert!(matches!(backward(&Tensor::new()), ReplayError::LossNotScalar { .. }));
     assert!(matches!(backward(&vector.detach().sum(Kind::Float)), ReplayError::LossWithoutGrad));
     let loss = vector.sum(Kind::Float);

@@ -166,14 +166,17 @@ fn an_aliased_output_refuses_changes_in_place() {
     let input = rollout.block("input", &inputs, |_, i| i[0].shallow_clone()).unwrap();
     let weight = rollout.block("weight", &inputs, |_, _| model.ws.shallow_clone()).unwrap();
     let row = rollout.block("row", &inputs, |_, _| model.ws.get(0)).unwrap();
+    let captured = Tensor::ones([5, 6], (Kind::Float, tch::Device::Cpu)).set_requires_grad(true);
+    let captured = rollout.block("captured", &inputs, move |_, _| captured.view([6, 5])).unwrap();
     let (a, b) = rollout
         .block("chunks", &inputs, |_, i| {
             let mut halves = i[0].exp().chunk(2, 1);
             (halves.remove(0), halves.remove(0))
         })
         .unwrap();
-    let loss = [&view, &input, &weight, &row, &a, &b].map(|t| t.sum(Kind::Float)).into_iter().sum::<Tensor>();
-    for output in [view, input, weight, row, a, b] {
+    let aliased = [view, input, weight, row, captured, a, b];
+    let loss = aliased.iter().map(|t| t.sum(Kind::Float)).sum::<Tensor>();
+    for output in aliased {
         assert_refused(output);
     }
     // A refused change leaves nothing behind.

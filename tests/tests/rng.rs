@@ -81,6 +81,24 @@ fn a_block_that_seeds_for_itself_is_replayed() {
     );
 }
 
+/// In the forward the seed is the one the generator has already, so that nothing moves; in the replay it is not.
+#[test]
+fn a_block_that_seeds_and_draws_nothing() {
+    let setup = Setup::new(linear);
+    let rollout = Rollout::new(&setup.vs);
+    tch::manual_seed(3);
+    let x = Tensor::ones([5, 6], (Kind::Float, Device::Cpu));
+    let y = rollout.block("seeds", &[("x", &x)], |_, i| {
+        tch::manual_seed(3);
+        setup.model.forward(&i[0])
+    });
+    tch::manual_seed(4);
+    let expected = draw();
+    tch::manual_seed(4);
+    rollout.backward(&y.unwrap().sum(Kind::Float)).unwrap();
+    assert!(same_bits(&expected, &draw()));
+}
+
 #[test]
 fn nested_blocks_replay_their_numbers() {
     let run = |nested: bool| {

@@ -5,6 +5,7 @@
 
 use std::sync::{Barrier, mpsc};
 use std::thread;
+use std::time::Duration;
 
 use replay_runtime::{BlockOptions, ReplayError, Rollout, is_replaying};
 use replay_tests::same_bits;
@@ -110,8 +111,9 @@ fn numbers_of_others_in_between_are_noticed_by_the_outputs() {
     other.join().unwrap();
 }
 
-/// Runs `body` while another thread is in the middle of a block that has drawn, and holds it there meanwhile.
-fn beside_a_drawing_block(body: impl FnOnce()) {
+/// Runs `body` while another thread is in the middle of a block that has drawn, and holds it there meanwhile. What becomes
+/// of that thread's rollout.
+fn drawing_block_beside(body: impl FnOnce()) -> Result<(), ReplayError> {
     let (begun, has_begun) = mpsc::channel::<()>();
     let (end, may_end) = mpsc::channel::<()>();
     let other = thread::spawn(move || {
@@ -121,16 +123,20 @@ fn beside_a_drawing_block(body: impl FnOnce()) {
             let y = &i[0] * Tensor::rand([8], CPU);
             if !is_replaying() {
                 begun.send(()).unwrap();
-                may_end.recv().unwrap();
+                may_end.recv_timeout(Duration::from_secs(20)).expect("the other one does not wait");
             }
             y
         });
-        rollout.backward(&drawn.unwrap().sum(Kind::Float)).unwrap();
+        rollout.backward(&drawn.unwrap().sum(Kind::Float)).map(drop)
     });
     has_begun.recv().unwrap();
     body();
     end.send(()).unwrap();
-    other.join().unwrap();
+    other.join().unwrap()
+}
+
+fn beside_a_drawing_block(body: impl FnOnce()) {
+    drawing_block_beside(body).unwrap();
 }
 
 /// Runs `body` while another thread has a rollout; afterwards that thread draws, which it cannot while a lock is left.
@@ -181,6 +187,47 @@ fn a_replay_that_draws_for_the_first_time_is_an_error_beside_others_too() {
     });
 }
 
+/// A thread that has had a rollout draws in its turn outside of blocks too.
+#[test]
+fn a_draw_outside_of_blocks_waits() {
+    let (drawn, is_drawn) = mpsc::channel::<()>();
+    let mut waits = None;
+    beside_a_drawing_block(|| {
+        let (ready, is_ready) = mpsc::channel::<()>();
+        waits = Some(thread::spawn(move || {
+            let vs = nn::VarStore::new(Device::Cpu);
+            drop(Rollout::new(&vs));
+            ready.send(()).unwrap();
+            let _ = Tensor::rand([4], CPU);
+            drawn.send(()).unwrap();
+        }));
+        is_ready.recv().unwrap();
+        let outcome = is_drawn.recv_timeout(Duration::from_millis(200));
+        assert_eq!(outcome, Err(mpsc::RecvTimeoutError::Timeout), "it did not wait");
+    });
+    is_drawn.recv().unwrap();
+    waits.unwrap().join().unwrap();
+}
+
+/// Without the order a block does not wait for one that has drawn. Both choices in one process do not go together, and
+/// the other one notices.
+#[test]
+fn without_the_lock_a_block_that_draws_does_not_wait() {
+    let outcome = drawing_block_beside(|| {
+        let vs = nn::VarStore::new(Device::Cpu);
+        let x = ones();
+        let rollout = Rollout::builder(&vs).serialize_rng(false).build();
+        let draw = |_: &Rollout<'_>, i: &[Tensor]| {
+            let mask = Tensor::rand([8], CPU);
+            (&i[0] * &mask, mask)
+        };
+        let (y, mask): (Tensor, Tensor) = rollout.block("draws", &[("x", &x)], draw).unwrap();
+        rollout.backward(&y.sum(Kind::Float)).unwrap();
+        assert!(same_bits(&x.grad(), &mask.detach()));
+    });
+    assert!(matches!(&outcome, Err(ReplayError::RngDiverged { .. })), "{outcome:?}");
+}
+
 /// The state goes back to before the failing block's first draw, and the lock is given back.
 #[test]
 fn a_failing_block_beside_others_puts_the_generator_back() {
@@ -210,19 +257,20 @@ fn a_failing_block_beside_others_puts_the_generator_back() {
 
 #[test]
 fn nested_blocks_that_draw_on_several_threads() {
+    // Whether the outer block draws before the inner one, the inner one, and the outer one after it.
     let nested = || {
         let vs = nn::VarStore::new(Device::Cpu);
-        for _ in 0..50 {
+        for which in 0..80 {
             let x = ones();
             let rollout = Rollout::new(&vs);
-            let draw = |i: &Tensor| {
-                let mask = Tensor::rand([8], CPU);
+            let draw = move |at: i32, i: &Tensor| {
+                let mask = if which & at == 0 { Tensor::full([8], 0.5, CPU) } else { Tensor::rand([8], CPU) };
                 (i * &mask, mask)
             };
             let outer = rollout.block("outer", &[("x", &x)], move |rollout, i| {
-                let (h, first) = draw(&i[0]);
-                let (h, second) = rollout.block("inner", &[("h", &h)], move |_, i| draw(&i[0]))?;
-                let (h, third) = draw(&h);
+                let (h, first) = draw(1, &i[0]);
+                let (h, second) = rollout.block("inner", &[("h", &h)], move |_, i| draw(2, &i[0]))?;
+                let (h, third) = draw(4, &h);
                 Ok::<_, ReplayError>((h, first * second * third))
             });
             let (y, mask) = outer.unwrap();
@@ -278,4 +326,86 @@ fn a_block_that_could_draw_and_does_not_is_replayed_beside_others() {
         let h = rollout.block("attention", &[("h", &h)], |_, i| attend(&i[0]).sin()).unwrap();
         rollout.backward(&h.sum(Kind::Float)).unwrap();
     });
+}
+
+/// Nor are the draws of others taken for the block's own.
+#[test]
+fn without_the_generators_state_the_draws_of_others_are_no_error() {
+    let (ask, asked) = mpsc::channel::<()>();
+    let (answer, answered) = mpsc::channel::<()>();
+    let other = thread::spawn(move || {
+        let vs = nn::VarStore::new(Device::Cpu);
+        let _rollout = Rollout::builder(&vs).serialize_rng(false).build();
+        answer.send(()).unwrap();
+        for () in asked {
+            let _ = Tensor::rand([3], CPU);
+            answer.send(()).unwrap();
+        }
+    });
+    answered.recv().unwrap();
+    let vs = nn::VarStore::new(Device::Cpu);
+    let x = ones();
+    let rollout = Rollout::builder(&vs).preserve_rng_state(false).serialize_rng(false).build();
+    let y = rollout.block("quiet", &[("x", &x)], |_, i| {
+        ask.send(()).unwrap();
+        answered.recv().unwrap();
+        i[0].sin()
+    });
+    rollout.backward(&y.unwrap().sum(Kind::Float)).unwrap();
+    assert!(same_bits(&x.grad(), &x.detach().cos()));
+    drop(ask);
+    other.join().unwrap();
+}
+
+/// Dropout of nothing is an operation that could draw, and draws nothing.
+#[test]
+fn an_operation_that_draws_nothing_this_time_beside_others() {
+    beside_a_rollout(|| {
+        let vs = nn::VarStore::new(Device::Cpu);
+        let x = ones();
+        let rollout = Rollout::new(&vs);
+        let y = rollout.block("idle", &[("x", &x)], |_, i| i[0].dropout(0.0, true).sin()).unwrap();
+        rollout.backward(&y.sum(Kind::Float)).unwrap();
+        assert!(same_bits(&x.grad(), &x.detach().cos()));
+    });
+}
+
+/// Another thread may have put the generator to where it was before the block, which then seems to have drawn nothing.
+#[test]
+fn a_generator_that_others_put_back_is_no_proof() {
+    beside_a_rollout(|| {
+        let vs = nn::VarStore::new(Device::Cpu);
+        let x = ones();
+        let rollout = Rollout::builder(&vs).serialize_rng(false).build();
+        tch::manual_seed(4);
+        let y = rollout.block("draws", &[("x", &x)], |_, i| {
+            let mask = Tensor::rand([8], CPU);
+            if !is_replaying() {
+                thread::spawn(|| tch::manual_seed(4)).join().unwrap();
+            }
+            (&i[0] * &mask, mask)
+        });
+        let (y, mask): (Tensor, Tensor) = y.unwrap();
+        tch::manual_seed(5);
+        rollout.backward(&y.sum(Kind::Float)).unwrap();
+        assert!(same_bits(&x.grad(), &mask.detach()));
+    });
+}
+
+/// A thread that has ended counts no more: alone again, a block is looked at by the generator's states, which show that it
+/// seeded too.
+#[test]
+fn a_thread_that_has_ended_does_not_count() {
+    thread::spawn(|| drop(Rollout::new(&nn::VarStore::new(Device::Cpu)))).join().unwrap();
+    let vs = nn::VarStore::new(Device::Cpu);
+    let x = ones();
+    let rollout = Rollout::new(&vs);
+    let y = rollout.block("seeds", &[("x", &x)], |_, i| {
+        if is_replaying() {
+            tch::manual_seed(8);
+        }
+        i[0].sin()
+    });
+    let error = rollout.backward(&y.unwrap().sum(Kind::Float)).unwrap_err();
+    assert!(matches!(&error, ReplayError::RngDiverged { block, .. } if block == "seeds"), "{error:?}");
 }

@@ -240,7 +240,9 @@ fn a_rollout_inside_a_body() {
         .block("outer", &[("x", &x())], |_, i| {
             let own = Rollout::new(&inner.vs);
             let loss = watched(&own, &inner, &i[0].detach()).sum(Kind::Float);
+            let replaying = is_replaying();
             own.backward(&loss).unwrap();
+            assert_eq!(is_replaying(), replaying, "after the other's replays as before");
             &i[0] * &outer.w
         })
         .unwrap();

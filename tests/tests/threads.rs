@@ -315,3 +315,45 @@ fn plain_autograd_on_another_thread_adds_to_the_same_variables() {
     });
     assert_eq!(whole(&vs.variables()["w"].grad()), 1000);
 }
+
+/// For certain: the other thread's pass comes while a replay of this one's is under way, and also when a rollout inside
+/// that replay had the same gradients aside and has ended.
+#[test]
+fn a_second_thread_is_refused_while_the_first_has_gradients_aside() {
+    for inside in [false, true] {
+        let vs = nn::VarStore::new(tch::Device::Cpu);
+        let w = &vs.root().var("w", &[64], nn::Init::Const(0.5));
+        let (ask, asked) = mpsc::channel::<()>();
+        let (answer, answered) = mpsc::channel();
+        let other = || {
+            let w = &vs.variables()["w"];
+            for () in asked {
+                let rollout = Rollout::new(&vs);
+                let loss = one_block(&rollout, w).sum(Kind::Float);
+                answer.send(rollout.backward(&loss).map(drop)).unwrap();
+            }
+        };
+        thread::scope(|scope| {
+            scope.spawn(other);
+            let rollout = Rollout::new(&vs);
+            let store = &vs;
+            let waits = move |_: &Rollout<'_>, i: &[Tensor]| {
+                if is_replaying() {
+                    if inside {
+                        let own = Rollout::new(store);
+                        let loss = one_block(&own, w).sum(Kind::Float);
+                        own.backward(&loss).unwrap();
+                    }
+                    ask.send(()).unwrap();
+                    let outcome = answered.recv().unwrap();
+                    assert!(matches!(outcome, Err(ReplayError::VariableShared { .. })), "{outcome:?}");
+                }
+                &i[0] * w
+            };
+            let h = rollout.block("waits", &[("x", &w.ones_like())], waits).unwrap();
+            let loss = (h + one_block(&rollout, w)).sum(Kind::Float);
+            rollout.backward(&loss).unwrap();
+        });
+        assert_eq!(whole(&w.grad()), if inside { 3 } else { 2 });
+    }
+}

@@ -131,6 +131,15 @@ fn replays_in_another_order_than_the_reverse_of_the_forwards() {
     assert_eq!(log.len(), 6);
 }
 
+/// What a body computes on a thread of its own is the block's as the rest is, however low the numbers of its nodes are.
+#[test]
+fn a_body_that_computes_on_another_thread() {
+    assert_exact(Oracle::Plain, with_leaf, |how, model, leaves| {
+        let h = step(how, model, &leaves[0].1);
+        how.block("apart", &[("h", &h)], |i| elsewhere(&i[0].exp(), Tensor::sin) * &i[0]).sum(Kind::Float)
+    });
+}
+
 fn inner<'m>(rollout: &Rollout<'m>, model: &'m nn::Linear, h: &Tensor) -> Result<Tensor, ReplayError> {
     rollout.block("inner", &[("h", h)], move |_, i| model.forward(&i[0]).tanh())
 }

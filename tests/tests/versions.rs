@@ -370,6 +370,12 @@ fn a_block_that_makes_variables_is_an_error() {
         nn::linear(vs.root() / "more", 6, 6, nn::LinearConfig::default()).forward(&i[0])
     });
     assert!(matches!(error, Err(ReplayError::VariableAdded { .. })), "{error:?}");
+
+    let other = nn::VarStore::new(tch::Device::Cpu);
+    let root = other.root();
+    let rollout = Rollout::builder(vs).store(&other).build();
+    let error = rollout.block("grows", &[("x", &x())], |_, i| &i[0] * root.ones("late", &[6]));
+    assert!(matches!(error, Err(ReplayError::VariableAdded { .. })), "{error:?}");
 }
 
 /// Putting a buffer back changes nothing for the blocks before, so a caller that goes on without the failed block may.
