@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 
-use replay_runtime::{ReplayError, Rollout};
+use replay_runtime::{BoxError, ReplayError, Rollout, is_replaying};
 use replay_tests::{Setup, bytes, randn};
 use tch::{Device, Kind, Tensor, nn};
 
@@ -65,7 +65,7 @@ fn what_a_failed_inner_block_captured_is_not_watched() {
         let failed = rollout.block("fails", &[("x", &i[0])], move |rollout, i| {
             let held = held.shallow_clone();
             let _ = rollout.block("captures", &[("x", &i[0])], move |_, i| &i[0] * &held)?;
-            Err::<Tensor, Box<dyn std::error::Error + Send + Sync>>("as asked".into())
+            Err::<Tensor, BoxError>("as asked".into())
         });
         assert!(failed.is_err());
         &i[0] * model
@@ -88,13 +88,14 @@ fn a_constant_that_the_user_made_require_grad() {
         let x = randn(1, &[6], Kind::Float);
         let step = |i: &Tensor| i * &w;
         let rollout = Rollout::new(&vs);
-        let h = if replay {
-            rollout.block("first", &[("x", &x)], |_, i| {
-                if fail && replay_runtime::is_replaying() { Err("as asked") } else { Ok(step(&i[0])) }
-            })
-        } else {
-            Ok(step(&x))
-        };
+        let h =
+            if replay {
+                rollout.block("first", &[("x", &x)], |_, i| {
+                    if fail && is_replaying() { Err("as asked") } else { Ok(step(&i[0])) }
+                })
+            } else {
+                Ok(step(&x))
+            };
         let h = h.unwrap();
         let y = if replay { rollout.block("last", &[("h", &h)], |_, i| step(&i[0])).unwrap() } else { step(&h) };
         let loss = y.sum(Kind::Float);

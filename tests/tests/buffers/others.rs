@@ -145,11 +145,10 @@ fn a_buffer_that_requires_grad_may_be_updated() {
                 tch::no_grad(|| drop(model.time.shallow_clone().g_add_scalar_(1.0)));
                 y
             };
-            match replay {
-                true => {
-                    rollout.block_with(BlockOptions::new("tick").buffers(true), &[("h", h)], move |_, i| body(&i[0]))
-                }
-                false => Ok(body(h)),
+            if replay {
+                rollout.block_with(BlockOptions::new("tick").buffers(true), &[("h", h)], move |_, i| body(&i[0]))
+            } else {
+                Ok(body(h))
             }
         };
         let loss = tick(&tick(&x()).unwrap()).unwrap().sum(Kind::Float);
