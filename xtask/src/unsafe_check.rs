@@ -15,6 +15,8 @@ use syn::visit::{self, Visit};
 const ALLOWED: &str = "replay-runtime/src/ffi";
 /// Programs that the compiler is to refuse; some are no valid Rust either.
 const UI_CASES: &str = "tests/tests/ui";
+/// Texts of expansions, which are compared and never compiled.
+const EXPANSIONS: &str = "replay-macros/tests/expand";
 /// Macros whose argument is data, not code of the file: what they make is checked where it is compiled.
 const QUOTING: [&str; 5] = ["quote", "quote_spanned", "parse_quote", "parse_quote_spanned", "stringify"];
 
@@ -74,7 +76,7 @@ fn is_ours(root: &Path, folder: &Path) -> bool {
     let hidden = folder.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'));
     // Cargo marks each folder of build results with this file.
     let built = root.join(folder).join("CACHEDIR.TAG").exists();
-    !hidden && !built && folder != Path::new(ALLOWED) && folder != Path::new(UI_CASES)
+    !hidden && !built && folder != Path::new(ALLOWED) && ![UI_CASES, EXPANSIONS].map(Path::new).contains(&folder)
 }
 
 fn check(file: &Path, text: &str) -> Result<Vec<Finding>> {
@@ -235,7 +237,13 @@ mod tests {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, "").unwrap();
         };
-        for path in ["replay-runtime/src/ffi/node.rs", "tests/tests/ui/fail/a.rs", ".git/a.rs", "target/debug/a.rs"] {
+        for path in [
+            "replay-runtime/src/ffi/node.rs",
+            "tests/tests/ui/fail/a.rs",
+            "replay-macros/tests/expand/a.rs",
+            ".git/a.rs",
+            "target/debug/a.rs",
+        ] {
             place(path);
         }
         place("target/CACHEDIR.TAG");
