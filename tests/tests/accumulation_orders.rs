@@ -275,3 +275,42 @@ fn nothing_is_left_for_the_next_step() {
     let sums = whole(2, &[3, 2]).sum_dim_intlist(0i64, false, Kind::Float);
     assert!(setup.model.grad().select(1, 0).equal(&sums) && setup.model.grad().select(1, 1).equal(&sums));
 }
+
+/// Stands for a store that keeps a part of each gradient elsewhere and frees `.grad`, as sharded ones do: it may look at a
+/// gradient once in each pass, when all blocks have added to it, and replaces what is there.
+#[derive(Default)]
+struct Sharder {
+    kept: Vec<Tensor>,
+    ready: usize,
+}
+
+impl Sharder {
+    fn take(&mut self, w: &Tensor) {
+        self.ready += 1;
+        self.kept.push(w.grad().copy());
+        let _ = w.grad().zero_();
+    }
+}
+
+#[test]
+fn a_sharder_that_replaces_gradients_gets_the_sum_of_all_blocks_once() {
+    let run = |replay: bool| {
+        let (setup, mut sharder) = (setup(), Sharder::default());
+        for pass in 1..=2 {
+            let rollout = Rollout::new(&setup.vs);
+            let how = if replay { How::Replay(&rollout) } else { How::Plain };
+            let loss = chain(&how, &setup.model, pass, 3);
+            if replay {
+                rollout.backward(&loss).unwrap();
+            } else {
+                loss.backward();
+            }
+            sharder.take(&setup.model);
+        }
+        assert_eq!(sharder.ready, 2);
+        sharder.kept
+    };
+    let (expected, found) = (run(false), run(true));
+    assert!(expected.iter().zip(&found).all(|(a, b)| same_bits(a, b)), "{expected:?} {found:?}");
+    assert!(!same_bits(&expected[0], &expected[1]), "each pass has a gradient of its own");
+}
