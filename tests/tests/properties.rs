@@ -94,7 +94,8 @@ fn random_programs_equal_their_oracles() {
     run(cases, seed, &census);
     let census = census.into_inner();
     println!("{} programs in {:.1} s: {:#?}", census.programs, start.elapsed().as_secs_f64(), census.features);
-    for (what, least) in EXPECTED {
+    // Of few programs too little can be expected.
+    for (what, least) in EXPECTED.into_iter().filter(|_| cases >= CASES) {
         let found = census.features.get(what).copied().unwrap_or(0);
         assert!(found >= least * census.programs / 1000, "{found} programs with {what}");
     }
