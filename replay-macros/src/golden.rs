@@ -1,6 +1,6 @@
 //! Whole expansions against stored ones, in `tests/expand`: each file holds an item and what becomes of it.
 //!
-//! `REPLAY_BLESS=1 cargo test -p replay-macros` writes the stored ones anew; read the difference before keeping it.
+//! `REPLAY_BLESS=1 cargo test` writes the stored ones anew; read the difference before keeping it.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};

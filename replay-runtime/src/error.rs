@@ -118,7 +118,7 @@ pub enum ReplayError {
     /// A block updated a non-trainable variable of the `VarStore`, such as the statistics of a normalisation layer,
     /// without saying so.
     #[error(
-        "replay block `{block}` updates buffer `{variable}`, and its replay would update it again\nmark it `#[replay_block(buffers)]` (closures: `BlockOptions::buffers`), or run normalisation layers in eval mode"
+        "replay block `{block}` updates buffer `{variable}`, and its replay would update it again\nmark it `#[replay_block(buffers)]` (closures: `BlockOptions::buffers`), or call normalisation layers with `train = false`"
     )]
     BufferWritten {
         /// The block.
@@ -181,7 +181,7 @@ pub enum ReplayError {
     /// A variable of the `VarStore`, or another trainable tensor that the block uses, changed between forward
     /// and replay.
     #[error(
-        "variable `{variable}`, which replay block `{block}` may read, was changed after the block's forward ({what})\ncall `backward` before variables change: before the optimizer's step"
+        "variable `{variable}`, which replay block `{block}` may read, was changed after the block's forward ({what})\ncall `backward` before variables change, before the optimizer's step; buffers are for this rollout's blocks to update"
     )]
     VariableChanged {
         /// The block.
@@ -249,7 +249,7 @@ pub enum ReplayError {
 
     /// The replay computed other values than the forward.
     #[error(
-        "replay block `{block}` returned other values in its replay: output {output} differs by up to {difference:e}\nit must read nothing that changes between the two: pass it as an input, or restore it by a context"
+        "replay block `{block}` returned other values in its replay: output {output} differs by up to {difference:e}\nwhat it reads must not change in between: pass it as an input or use a context; draws: leave out `serialize_rng(false)`"
     )]
     ValuesDiffer {
         /// The block.

@@ -38,7 +38,8 @@ impl BlockOptions {
     }
 
     /// Whether the block may update non-trainable variables of the rollout's stores, such as the running statistics of
-    /// batch normalisation. Default: no, and it is an error that names the variable.
+    /// batch normalisation. Default: no, and it is an error that names the variable. A block that runs such a block needs
+    /// the option too.
     ///
     /// They are updated once, by the forward, exactly as without replaying: a replay starts from the values of before
     /// its forward, and after it the present values come back. A rollout keeps a copy of all non-trainable variables,

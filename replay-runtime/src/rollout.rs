@@ -78,8 +78,8 @@ impl<'m> Rollout<'m> {
     /// Runs `body` as a block, without a name in the [registry](crate::blocks): for models built from closures
     /// and [`tch::nn::seq`].
     ///
-    /// `inputs` are the tensors that `body` reads besides trainable variables, by name; it gets them back in this
-    /// order. It runs once now and once more inside [`backward`](Self::backward), and must do the same both times (a
+    /// `inputs` are the tensors that `body` reads besides the stores' variables, other trainable leaves, and constants
+    /// that nobody changes, by name; it gets them back in this order. It runs once now and once more inside [`backward`](Self::backward), and must do the same both times (a
     /// block inside `n` others runs `n + 2` times: once more with each of them). The rollout it is given is this one, for
     /// blocks inside the block.
     ///
@@ -291,12 +291,12 @@ impl<'m> RolloutBuilder<'m> {
     ///
     /// From its first draw to its end such a block holds a lock, and while no other thread has had a rollout yet, each
     /// block does from its beginning; so a body must not wait for another thread that has rollouts and draws. A thread
-    /// counts from its first rollout until it ends, and its draws outside of blocks wait too. From the second thread on,
+    /// counts from its first rollout to the thread's end, and its draws outside of blocks wait too. From the second thread on,
     /// an observer looks at every operation of the process, at less than a tenth of the smallest one's cost.
     /// [`tch::manual_seed`] is no operation and takes no lock: seed before the threads start.
     ///
     /// Off, blocks run side by side, and their outputs are compared bit for bit instead: where another thread's draws
-    /// have come in between, `backward` is an error. A replay sets the shared generator back for a while, so that other
+    /// have come in between, `backward` returns [`ReplayError::ValuesDiffer`]. A replay sets the shared generator back for a while, so that other
     /// threads may draw numbers twice. Choose the same for all rollouts of a process.
     pub fn serialize_rng(mut self, serialize: bool) -> Self {
         self.options.rng.serialize = serialize;
