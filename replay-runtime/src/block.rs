@@ -136,7 +136,7 @@ impl<'c, 'm> Call<'c, 'm> {
         self.check_unwritten(&prints, &leaves, &variables)?;
         let mut captured = self.captured(&outputs, &leaves, &variables, since)?;
         captured.extend(inner);
-        let drawn = rng.record(block)?;
+        let drawn = rng.record(block, &self.state.rng_states)?;
         let forward = Forward { outputs, leaves, prints, variables, modes, rng: drawn, captured };
         Ok((forward, Undo { rng, buffers }))
     }

@@ -5,6 +5,8 @@
 //! states say nothing about who drew; then a callback before each operation notes the state and takes the lock when
 //! the block draws for the first time, and blocks that draw nothing run side by side.
 
+use std::cell::RefCell;
+
 use tch::{Device, Tensor};
 
 use crate::error::{InBlock, ReplayError};
@@ -45,15 +47,37 @@ pub(crate) struct RngRecord {
 
 struct Generator {
     device: Device,
-    /// The state before the forward; `None` where the forward drew nothing.
+    /// The state before the forward. `None` where it is known that the forward drew nothing; that the state after it is
+    /// the same does not say so, since a body may draw and seed.
     before: Option<Tensor>,
-    /// The hash of the state after it, where it is known.
-    after: Option<u64>,
+    /// The hashes of the states before it and after it.
+    hashes: [u64; 2],
 }
 
 impl RngRecord {
-    fn drew(&self) -> bool {
+    /// Whether a replay needs the generators where the forward found them.
+    fn is_set(&self) -> bool {
         self.generators.iter().any(|generator| generator.before.is_some())
+    }
+
+    fn moved(&self) -> bool {
+        self.generators.iter().any(|generator| generator.hashes[0] != generator.hashes[1])
+    }
+}
+
+/// The last states that blocks found: those that draw nothing share one.
+#[derive(Default)]
+pub(crate) struct RngStates(RefCell<Vec<(Device, u64, Tensor)>>);
+
+impl RngStates {
+    fn share(&self, device: Device, hash: u64, state: Tensor) -> Tensor {
+        let mut known = self.0.borrow_mut();
+        if let Some((_, _, same)) = known.iter().find(|(of, found, _)| *of == device && *found == hash) {
+            return same.shallow_clone();
+        }
+        known.retain(|(of, _, _)| *of != device);
+        known.push((device, hash, state.shallow_clone()));
+        state
     }
 }
 
@@ -94,13 +118,11 @@ impl ForwardRng {
         }
     }
 
-    fn generator(&self, i: usize) -> Result<Generator, ShimError> {
+    fn generator(&self, i: usize, states: &RngStates) -> Result<Generator, ShimError> {
         let device = self.devices[i];
-        let Some(before) = self.before(i)? else { return Ok(Generator { device, before: None, after: None }) };
-        let after = ffi::bytes_hash(&ffi::rng_get(device)?)?;
-        // Where others draw too, one of them may have put the generator back to where it was.
-        let moved = self.disturbed || ffi::bytes_hash(&before)? != after;
-        Ok(Generator { device, before: moved.then_some(before), after: Some(after) })
+        let Some(before) = self.before(i)? else { return Ok(Generator { device, before: None, hashes: [0; 2] }) };
+        let hashes = [ffi::bytes_hash(&before)?, ffi::bytes_hash(&ffi::rng_get(device)?)?];
+        Ok(Generator { device, before: Some(states.share(device, hashes[0], before)), hashes })
     }
 
     /// The call has succeeded: the generators stay where they are.
@@ -109,11 +131,11 @@ impl ForwardRng {
     }
 
     /// The body has run: what a replay needs of the generators.
-    pub(crate) fn record(&self, block: &str) -> Result<RngRecord, ReplayError> {
-        let generators = (0..self.devices.len()).map(|i| self.generator(i)).collect::<Result<_, _>>();
+    pub(crate) fn record(&self, block: &str, states: &RngStates) -> Result<RngRecord, ReplayError> {
+        let generators = (0..self.devices.len()).map(|i| self.generator(i, states)).collect::<Result<_, _>>();
         let generators = generators.in_block(block, "read the random number generator")?;
         let record = RngRecord { generators, policy: self.policy, unproven: self.disturbed };
-        if !self.policy.preserve && record.drew() {
+        if !self.policy.preserve && record.moved() {
             return Err(ReplayError::RandomWithoutState { block: block.to_owned() });
         }
         Ok(record)
@@ -144,15 +166,14 @@ pub(crate) struct ReplayRng {
 struct SetGenerator {
     device: Device,
     caller: Tensor,
-    /// The hashes of the states in which the replay may leave it: as the forward did, or, where that drew nothing, as
-    /// it found it. `None`: others draw meanwhile, and any will do.
-    expected: Option<[u64; 2]>,
+    /// The hash of the state in which the replay must leave it. `None`: others draw meanwhile, and any will do.
+    expected: Option<u64>,
 }
 
 impl ReplayRng {
     pub(crate) fn begin(record: &RngRecord) -> Result<Self, ShimError> {
         let policy = record.policy;
-        if !record.drew() && policy.watches() {
+        if !record.is_set() && policy.watches() {
             let devices: Vec<_> = record.generators.iter().map(|generator| generator.device).collect();
             let watch = DrawWatch::begin(devices.iter().copied().find(|device| device.is_cuda()))?;
             return Ok(Self { set: Vec::new(), watched: Some((watch, devices)), _lock: None });
@@ -220,14 +241,12 @@ impl SetGenerator {
     fn enter(generator: &Generator, unproven: bool) -> Result<Self, ShimError> {
         let device = generator.device;
         let caller = ffi::rng_get(device)?;
-        let found = ffi::bytes_hash(&caller)?;
-        let after = generator.after.unwrap_or(found);
         let expected = match &generator.before {
             Some(state) => {
                 ffi::rng_set(device, state)?;
-                [after; 2]
+                generator.hashes[1]
             }
-            None => [after, found],
+            None => ffi::bytes_hash(&caller)?,
         };
         Ok(Self { device, caller, expected: (!unproven).then_some(expected) })
     }
@@ -235,7 +254,6 @@ impl SetGenerator {
     /// Whether it is where it should be.
     fn stands(&self) -> Result<bool, ShimError> {
         let Some(expected) = self.expected else { return Ok(true) };
-        let now = ffi::bytes_hash(&ffi::rng_get(self.device)?)?;
-        Ok(expected.contains(&now))
+        Ok(ffi::bytes_hash(&ffi::rng_get(self.device)?)? == expected)
     }
 }

@@ -18,7 +18,7 @@ use crate::ffi::{self, Fingerprint, Graveyard, Modes, NodeState, ShimError, Weak
 use crate::options::{BlockOptions, Check};
 use crate::output::BoxError;
 use crate::report::Ledger;
-use crate::rng::{RngPolicy, RngRecord};
+use crate::rng::{RngPolicy, RngRecord, RngStates};
 use crate::saved::SavedInputs;
 use crate::store::{self, Store};
 use crate::variables::{Change, Snapshot};
@@ -158,6 +158,7 @@ pub(crate) struct State<'m> {
     /// The one CUDA device of the rollout, once a tensor on it was seen.
     pub(crate) cuda: Cell<Option<Device>>,
     pub(crate) watch: Watch,
+    pub(crate) rng_states: RngStates,
     stores: Vec<&'m dyn Store>,
     table: RefCell<HashMap<u64, Entry<'m>>>,
     next_entry: Cell<u64>,
@@ -180,6 +181,7 @@ impl<'m> State<'m> {
             escaped: RefCell::default(),
             cuda: Cell::new(None),
             watch: Watch::default(),
+            rng_states: RngStates::default(),
             stores,
             table: RefCell::default(),
             next_entry: Cell::new(0),

@@ -258,3 +258,23 @@ fn a_failing_replay_that_draws_for_the_first_time_puts_the_generator_back() {
         assert!(same_bits(&expected, &draw()));
     }
 }
+
+/// That the generator stands where it stood is no proof that nothing was drawn.
+#[test]
+fn a_body_that_draws_and_seeds_back_is_replayed() {
+    assert_exact(
+        Oracle::Plain,
+        || Setup::new(linear),
+        |how, model, _| {
+            let x = randn(1, &[5, 6], Kind::Float);
+            tch::manual_seed(4);
+            let h = how.block("seeds back", &[("x", &x)], |i| {
+                let h = model.forward(&i[0]).dropout(0.5, true);
+                tch::manual_seed(4);
+                h
+            });
+            let _ = draw();
+            h.square().sum(Kind::Float)
+        },
+    );
+}
