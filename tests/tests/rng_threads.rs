@@ -77,29 +77,55 @@ fn without_the_lock_a_mix_up_is_an_error() {
     assert!(errors > 0, "nothing was mixed up");
 }
 
+/// A thread that has a rollout without the lock, and draws when it is asked to.
+struct Drawer {
+    ask: Option<mpsc::Sender<()>>,
+    drawn: mpsc::Receiver<()>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+impl Drawer {
+    fn new() -> Self {
+        let (ask, asked) = mpsc::channel::<()>();
+        let (answer, drawn) = mpsc::channel::<()>();
+        let thread = thread::spawn(move || {
+            let vs = nn::VarStore::new(Device::Cpu);
+            let _rollout = Rollout::builder(&vs).serialize_rng(false).build();
+            answer.send(()).unwrap();
+            for () in asked {
+                let _ = Tensor::rand([3], CPU);
+                answer.send(()).unwrap();
+            }
+        });
+        drawn.recv().unwrap();
+        Self { ask: Some(ask), drawn, thread: Some(thread) }
+    }
+
+    fn draw(&self) {
+        self.ask.as_ref().expect("until it is dropped").send(()).unwrap();
+        self.drawn.recv().unwrap();
+    }
+}
+
+/// The thread has ended by then, and counts no more.
+impl Drop for Drawer {
+    fn drop(&mut self) {
+        drop(self.ask.take());
+        self.thread.take().expect("until it is dropped").join().unwrap();
+    }
+}
+
 /// The other thread draws between the block's forward and its end, for certain.
 #[test]
 fn numbers_of_others_in_between_are_noticed_by_the_outputs() {
-    let (ask, asked) = mpsc::channel::<()>();
-    let (answer, answered) = mpsc::channel::<()>();
-    let other = thread::spawn(move || {
-        let vs = nn::VarStore::new(Device::Cpu);
-        let _rollout = Rollout::builder(&vs).serialize_rng(false).build();
-        answer.send(()).unwrap();
-        for () in asked {
-            let _ = Tensor::rand([3], CPU);
-            answer.send(()).unwrap();
-        }
-    });
-    answered.recv().unwrap();
+    let other = Drawer::new();
     let vs = nn::VarStore::new(Device::Cpu);
     let x = ones();
     let rollout = Rollout::builder(&vs).serialize_rng(false).build();
     let body = |_: &Rollout<'_>, i: &[Tensor]| {
         let y = &i[0] * Tensor::rand([8], CPU);
         if !is_replaying() {
-            ask.send(()).unwrap();
-            answered.recv().unwrap();
+            other.draw();
         }
         y * Tensor::rand([8], CPU)
     };
@@ -107,8 +133,6 @@ fn numbers_of_others_in_between_are_noticed_by_the_outputs() {
     let error = rollout.backward(&y.sum(Kind::Float)).unwrap_err();
     assert!(matches!(&error, ReplayError::ValuesDiffer { block, output: 0, .. } if block == "mixed"), "{error:?}");
     assert!(!x.grad().defined());
-    drop(ask);
-    other.join().unwrap();
 }
 
 /// Runs `body` while another thread is in the middle of a block that has drawn, and holds it there meanwhile. What becomes
@@ -331,30 +355,16 @@ fn a_block_that_could_draw_and_does_not_is_replayed_beside_others() {
 /// Nor are the draws of others taken for the block's own.
 #[test]
 fn without_the_generators_state_the_draws_of_others_are_no_error() {
-    let (ask, asked) = mpsc::channel::<()>();
-    let (answer, answered) = mpsc::channel::<()>();
-    let other = thread::spawn(move || {
-        let vs = nn::VarStore::new(Device::Cpu);
-        let _rollout = Rollout::builder(&vs).serialize_rng(false).build();
-        answer.send(()).unwrap();
-        for () in asked {
-            let _ = Tensor::rand([3], CPU);
-            answer.send(()).unwrap();
-        }
-    });
-    answered.recv().unwrap();
+    let other = Drawer::new();
     let vs = nn::VarStore::new(Device::Cpu);
     let x = ones();
     let rollout = Rollout::builder(&vs).preserve_rng_state(false).serialize_rng(false).build();
     let y = rollout.block("quiet", &[("x", &x)], |_, i| {
-        ask.send(()).unwrap();
-        answered.recv().unwrap();
+        other.draw();
         i[0].sin()
     });
     rollout.backward(&y.unwrap().sum(Kind::Float)).unwrap();
     assert!(same_bits(&x.grad(), &x.detach().cos()));
-    drop(ask);
-    other.join().unwrap();
 }
 
 /// Dropout of nothing is an operation that could draw, and draws nothing.
