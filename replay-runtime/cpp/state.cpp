@@ -121,7 +121,7 @@ int replay_detach_output(const at::Tensor* tensor, int aliases, at::Tensor** out
     at::Tensor result = tensor->detach();
     if (aliases != 0 && result.layout() == at::kStrided &&
         torch::autograd::isDifferentiableType(result.scalar_type())) {
-      result = result.view_as(result);
+      result = at::alias(result); // which, unlike `view_as`, keeps the strides of dimensions of size one
       torch::autograd::impl::get_view_autograd_meta(result)->set_creation_meta(
           torch::autograd::CreationMeta::IN_CUSTOM_FUNCTION);
     }

@@ -68,6 +68,20 @@ fn every_layout() {
     assert_form("sparse", |y| y.relu().to_sparse(None, None::<&[i64]>, None));
 }
 
+/// Kernels are chosen by the strides of dimensions of size one too, which nothing else would notice.
+#[test]
+fn an_input_that_is_returned_keeps_all_its_strides() {
+    let setup = || {
+        Setup::new(|path| path.var("w", &[4, 4], nn::Init::Randn { mean: 0.0, stdev: 1.0 }))
+            .leaf("x", randn(2, &[1, 4, 1], Kind::Float).transpose(-1, -2).set_requires_grad(true))
+    };
+    assert_exact(Oracle::Plain, setup, |how, w, leaves| {
+        let (y, part) = how.block("same", &[("x", &leaves[0].1)], |i| (i[0].shallow_clone(), i[0].narrow(2, 0, 3)));
+        assert_eq!((y.stride(), part.stride()), (vec![4, 1, 1], vec![4, 1, 1]));
+        how.block("product", &[("y", &y)], move |i| i[0].matmul(w)).sum(Kind::Float) + part.sum(Kind::Float)
+    });
+}
+
 /// A leaf that the body makes requires grad outside too; its gradient ends there.
 #[test]
 fn a_leaf_made_in_the_body() {
