@@ -21,11 +21,12 @@ pub(crate) struct BlockArgs {
     pub(crate) context: Option<Path>,
     pub(crate) krate: Option<Path>,
     pub(crate) buffers: bool,
+    pub(crate) early_stop: bool,
 }
 
-const METHOD_OPTIONS: &str = "the options are `name = \"..\"`, `context = path`, `buffers` and `crate = ::path`";
-const IMPL_OPTIONS: &str =
-    "the only option of an impl block is `crate = ::path`; `name`, `context` and `buffers` belong on its methods";
+const METHOD_OPTIONS: &str =
+    "the options are `name = \"..\"`, `context = path`, `buffers`, `early_stop` and `crate = ::path`";
+const IMPL_OPTIONS: &str = "the only option of an impl block is `crate = ::path`; the others belong on its methods";
 
 const CONTEXT: &str = "context = Self::cache_scope";
 const CRATE: &str = "crate = ::my_facade::replay_runtime";
@@ -68,6 +69,7 @@ fn parse_option(input: ParseStream<'_>, scope: Scope, args: &mut BlockArgs) -> s
             })
         }
         "buffers" if scope == Scope::Method => set_flag(input, &key, &mut args.buffers),
+        "early_stop" if scope == Scope::Method => set_flag(input, &key, &mut args.early_stop),
         "crate" => {
             set(input, &key, CRATE, &mut args.krate)?;
             check_segments(&key, CRATE, &mut args.krate, PathArguments::is_none)?;
@@ -165,11 +167,11 @@ mod tests {
     #[test]
     fn every_option_is_read() {
         let mut diagnostics = Diagnostics::default();
-        let tokens = "name = \"again\", context = Self::scope::<A, B>, buffers, crate = ::facade,";
+        let tokens = "name = \"again\", context = Self::scope::<A, B>, buffers, early_stop, crate = ::facade,";
         let args = parse(tokens.parse().unwrap(), Scope::Method, &mut diagnostics);
         assert_eq!(diagnostics.messages(), Vec::<String>::new());
         assert_eq!(args.name.unwrap().value(), "again");
-        assert!(args.context.is_some() && args.krate.is_some() && args.buffers);
+        assert!(args.context.is_some() && args.krate.is_some() && args.buffers && args.early_stop);
     }
 
     #[test]
@@ -206,8 +208,11 @@ mod tests {
 
     #[test]
     fn a_flag_is_its_key_alone_and_off_without_it() {
-        assert!(messages("buffers", Scope::Method).is_empty());
-        assert!(!parse(TokenStream::new(), Scope::Method, &mut Diagnostics::default()).buffers);
+        let flags = |tokens: &str| {
+            let args = parse(tokens.parse().unwrap(), Scope::Method, &mut Diagnostics::default());
+            (args.buffers, args.early_stop)
+        };
+        assert_eq!((flags(""), flags("buffers"), flags("early_stop")), ((false, false), (true, false), (false, true)));
         for wrong in ["buffers = true", "buffers = false", "buffers(all)", "buffers buffers"] {
             let found = messages(wrong, Scope::Method);
             assert!(found.len() == 1 && found[0].contains("takes no value"), "{wrong}: {found:?}");
@@ -225,7 +230,7 @@ mod tests {
     #[test]
     fn an_impl_block_takes_only_the_crate() {
         assert!(messages("crate = crate::facade", Scope::Impl).is_empty());
-        for option in ["name = \"a\"", "buffers"] {
+        for option in ["name = \"a\"", "buffers", "early_stop"] {
             let found = messages(option, Scope::Impl);
             assert!(found.len() == 1 && found[0].contains("belong on its methods"), "{found:?}");
         }

@@ -36,6 +36,9 @@ pub(crate) fn of(block: &Block) -> TokenStream {
             "The block may update non-trainable variables: the forward does, its replay does not again.".to_owned(),
         );
     }
+    if block.early_stop {
+        paragraph(&mut lines, "The replay may end, by unwinding, before the body does.".to_owned());
+    }
     if block.nested() {
         paragraph(&mut lines, "The block runs other blocks; they run again inside its replay.".to_owned());
     }

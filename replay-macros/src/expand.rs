@@ -136,7 +136,7 @@ fn registration(block: &Block) -> TokenStream {
     let krate = &block.krate;
     let name = block.name();
     let outputs = docs::type_text(&block.output.declared);
-    let (nested, buffers) = (block.nested(), block.buffers);
+    let (nested, buffers, early_stop) = (block.nested(), block.buffers, block.early_stop);
     let inputs = block.inputs().map(|Parameter { ident, cfgs, .. }| {
         let name = crate::model::unraw(ident);
         quote!(#(#cfgs)* #name)
@@ -151,6 +151,7 @@ fn registration(block: &Block) -> TokenStream {
             #outputs,
             #nested,
             #buffers,
+            #early_stop,
         );
         #krate::private::inventory::submit! { #krate::private::registration(&__REPLAY_BLOCK) }
     }

@@ -60,6 +60,7 @@ use proc_macro::TokenStream;
 /// | `name = "again"` | the name of the new method |
 /// | `context = path` | `path(self)` (or `path()`) makes a `ReplayContext` that is open around the forward and each replay |
 /// | `buffers` | the block may update non-trainable variables (statistics of `BatchNorm`): once, in the forward |
+/// | `early_stop` | the replay ends, by unwinding, as soon as all that the gradient needs has been computed again |
 /// | `crate = ::path` | where the runtime is, if not at `::replay_runtime`; absolute |
 ///
 /// # Blocks that run blocks

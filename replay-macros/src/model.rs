@@ -29,6 +29,8 @@ pub(crate) struct Block {
     pub(crate) context: Option<Path>,
     /// The block may update non-trainable variables.
     pub(crate) buffers: bool,
+    /// Its replay may end, by unwinding, before the body does.
+    pub(crate) early_stop: bool,
     pub(crate) owner: Owner,
     pub(crate) krate: CratePath,
 }

@@ -53,6 +53,7 @@ pub(crate) fn block(method: &Method, args: &BlockArgs, place: &Place, diagnostic
         output: output?,
         context: args.context.clone(),
         buffers: args.buffers,
+        early_stop: args.early_stop,
         owner: owner(method, place),
         krate: CratePath(args.krate.clone()),
     })

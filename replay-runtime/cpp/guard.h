@@ -25,6 +25,8 @@ enum Code : int {
   kCaptured = 7,
   // A pass came to what left a body by another way than its outputs.
   kEscaped = 8,
+  // A replay does not do what its forward did.
+  kMismatch = 9,
 };
 
 struct Refused : std::exception {

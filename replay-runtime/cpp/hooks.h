@@ -10,23 +10,41 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 
 namespace replay {
 
 using torch::autograd::variable_list;
 
+// Where the gradient of one leaf goes: to whoever differentiates the block just now, if anybody does.
+class Gate {
+ public:
+  void open(const std::shared_ptr<at::Tensor>& slot) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    slot_ = slot;
+  }
+  std::shared_ptr<at::Tensor> slot() const {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return slot_.lock();
+  }
+
+ private:
+  mutable std::mutex mutex_; // a foreign pass may come by on another thread
+  std::weak_ptr<at::Tensor> slot_;
+};
+
 // Takes what arrives at a leaf in place of its `.grad`. LibTorch lays a `.grad` out like its leaf, and a sum, which goes
 // through memory in its order, would then differ in the last bits from that of a plain graph. Only in passes of its
 // rollout: a body may take a gradient with respect to a leaf of the block around it.
 class Catch : public torch::autograd::FunctionPreHook {
  public:
-  Catch(uint64_t rollout, std::string block, std::weak_ptr<at::Tensor> slot)
-      : rollout_(rollout), block_(std::move(block)), slot_(std::move(slot)) {}
+  Catch(uint64_t rollout, std::string block, std::shared_ptr<const Gate> gate)
+      : rollout_(rollout), block_(std::move(block)), gate_(std::move(gate)) {}
 
   variable_list operator()(const variable_list& grads) override {
-    const auto slot = slot_.lock();
-    // The replay is over: the leaf is held by a graph that left the body.
+    const auto slot = gate_->slot();
+    // The block is not being differentiated: the leaf is held by a graph that left the body.
     if (slot == nullptr)
       throw Refused(
           kEscaped,
@@ -47,7 +65,7 @@ class Catch : public torch::autograd::FunctionPreHook {
 
   const uint64_t rollout_;
   const std::string block_;
-  const std::weak_ptr<at::Tensor> slot_;
+  const std::shared_ptr<const Gate> gate_;
 };
 
 // Stands before a leaf that outlived its block's forward: what was computed from it has left the body.

@@ -2,6 +2,7 @@
 #include "grad.h"
 #include "hooks.h"
 #include "pass.h"
+#include "tape.h"
 
 #include <ATen/SequenceNumber.h>
 #include <ATen/ThreadLocalState.h>
@@ -156,7 +157,9 @@ variable_list ReplayNode::apply(variable_list&&) {
   if (!replayed.roots.empty()) {
     const auto start = std::chrono::steady_clock::now();
     execute(token.run, token.desk, replayed.roots, replayed.grads);
-    replayed.roots.clear(); // and with them the block's graph
+    // And with them the block's graph.
+    replayed.roots.clear();
+    replayed.graph.reset();
     const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
     on_owner(token, [&] { callbacks_->finished(token.run->replayer, state_, taken.count()); });
   }
@@ -319,8 +322,33 @@ int replay_push_leaf(replay::Replayed* replayed, size_t index, const at::Tensor*
   return guarded([&] {
     auto& slot = replayed->leaves.at(index);
     slot = std::make_shared<at::Tensor>();
+    const auto gate = std::make_shared<replay::Gate>();
+    gate->open(slot);
     torch::autograd::impl::add_hook(
-        *leaf, std::make_unique<replay::Catch>(replayed->rollout, replayed->block, slot));
+        *leaf, std::make_unique<replay::Catch>(replayed->rollout, replayed->block, gate));
+  });
+}
+
+int replay_push_graph(
+    replay::Replayed* replayed,
+    replay::RecordedGraph* graph,
+    const at::Tensor* const* grads,
+    size_t n) {
+  std::unique_ptr<replay::RecordedGraph> owned(graph);
+  return guarded([&] {
+    replayed->graph = std::move(owned);
+    for (size_t i = 0; i < n; ++i) {
+      if (grads[i] == nullptr) continue;
+      replayed->roots.push_back(graph->roots.at(i));
+      replayed->grads.push_back(*grads[i]);
+    }
+    for (size_t i = 0; i < graph->leaves.size(); ++i) {
+      if (graph->leaves[i] == nullptr) continue;
+      auto& slot = replayed->leaves.at(i);
+      slot = std::make_shared<at::Tensor>();
+      graph->leaves[i]->open(slot);
+    }
+    graph->tape->open();
   });
 }
 
@@ -334,7 +362,10 @@ int replay_leaves(
     uint64_t since,
     void (*visit)(void* context, uintptr_t impl, const at::Tensor* variable),
     void* context,
-    int* cuda_index) {
+    int* cuda_index,
+    const uint64_t* spans,
+    size_t n_spans,
+    uint8_t* touched) {
   return guarded([&] {
     *cuda_index = -1;
     std::unordered_set<torch::autograd::Node*> seen;
@@ -359,6 +390,11 @@ int replay_leaves(
       // Numbers are per thread, and a gradient taken inside the body makes nodes on the threads of devices.
       if (since != kAnyAge && node->sequence_nr() < since && node->thread_id() == thread)
         throw replay::Refused(replay::kCaptured, node->name());
+      if (n_spans != 0 && node->thread_id() == thread) {
+        // The number of bounds that are not beyond it is odd inside of a span.
+        const auto at = std::upper_bound(spans, spans + 2 * n_spans, node->sequence_nr()) - spans;
+        if (at % 2 == 1) touched[at / 2] = 1;
+      }
       for (uint32_t i = 0; i < node->num_inputs(); ++i) {
         const auto device = node->input_metadata(i).device();
         if (device.is_cuda()) *cuda_index = device.index();

@@ -20,6 +20,8 @@
 
 namespace replay {
 
+struct RecordedGraph;
+
 // What a replayed block hands back to be differentiated.
 struct Replayed {
   Replayed(uint64_t rollout, std::string block) : rollout(rollout), block(std::move(block)) {}
@@ -31,6 +33,8 @@ struct Replayed {
   torch::autograd::variable_list grads; // of the roots
   // What arrives at the leaf of each input; null where there is none.
   std::vector<std::shared_ptr<at::Tensor>> leaves;
+  // Where the roots are those of the forward's graph.
+  std::shared_ptr<RecordedGraph> graph;
 };
 
 // For `replay_leaves`: nodes of any age and thread.
@@ -96,19 +100,26 @@ int replay_backward(
 // its graph begins), and the leaf that stands for input `index`.
 int replay_push_root(replay::Replayed* replayed, const at::Tensor* root, const at::Tensor* grad);
 int replay_push_leaf(replay::Replayed* replayed, size_t index, const at::Tensor* leaf);
+// In their place the forward's own graph, which is taken over in every case, with the gradients that arrived for its
+// outputs (null: none).
+int replay_push_graph(replay::Replayed* replayed, replay::RecordedGraph* graph, const at::Tensor* const* grads, size_t n);
 
 // The number that the next node made on this thread will get.
 uint64_t replay_sequence();
 
 // Calls `visit(context, impl, variable)` for each leaf that the graphs of `roots` accumulate into. Unless `since`
 // is `kAnyAge`, a node of this thread with a lower number ends the walk with `kCaptured` and its name. `cuda_index` gets
-// the index of a CUDA device that the graphs compute on, -1 where there is none.
+// the index of a CUDA device that the graphs compute on, -1 where there is none. `spans` are pairs of numbers, ascending and
+// apart: `touched` gets 1 for each that the number of a node of this thread is in, from the first to before the second.
 int replay_leaves(
     const at::Tensor* const* roots,
     size_t n,
     uint64_t since,
     void (*visit)(void* context, uintptr_t impl, const at::Tensor* variable),
     void* context,
-    int* cuda_index);
+    int* cuda_index,
+    const uint64_t* spans,
+    size_t n_spans,
+    uint8_t* touched);
 
 }

@@ -1,5 +1,6 @@
 #include "rng.h"
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/enum_tag.h>
@@ -114,7 +115,34 @@ struct Registration {
   ~Registration() { --threads; }
 };
 
+void mix(uint64_t& seed, uint64_t value) {
+  seed ^= std::hash<uint64_t>{}(value) + 0x9e3779b97f4a7c15ULL + (seed << 6) + (seed >> 2);
+}
+
 } // namespace
+
+uint64_t generators_stand(int cuda_index) {
+  if (innermost != nullptr && !innermost->drew) return 0;
+  uint64_t stand = 1;
+  {
+    auto generator = at::globalContext().defaultGenerator(at::kCPU);
+    std::lock_guard<std::mutex> lock(generator.mutex());
+    auto* cpu = at::check_generator<at::CPUGeneratorImpl>(generator);
+    const auto engine = cpu->engine().data();
+    for (const uint64_t part : {uint64_t(engine.left_), uint64_t(engine.next_), uint64_t(engine.state_[0]), uint64_t(engine.state_[1])})
+      mix(stand, part);
+    // Half of a pair of normal numbers may be waiting.
+    mix(stand, cpu->next_float_normal_sample().has_value() + 2 * cpu->next_double_normal_sample().has_value());
+  }
+  if (cuda_index >= 0) {
+    auto generator = at::globalContext().defaultGenerator(at::Device(at::kCUDA, cuda_index));
+    std::lock_guard<std::mutex> lock(generator.mutex());
+    mix(stand, generator.current_seed());
+    mix(stand, generator.get_offset());
+  }
+  return stand | 1;
+}
+
 } // namespace replay
 
 using replay::guarded;

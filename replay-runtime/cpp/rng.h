@@ -15,6 +15,10 @@
 
 namespace replay {
 struct Watch;
+
+// A number that changes with every draw, for comparing a block's two runs. 0 where the thread watches for its first draw and
+// has seen none: what others draw meanwhile must not count.
+uint64_t generators_stand(int cuda_index);
 }
 
 extern "C" {

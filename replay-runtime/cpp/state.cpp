@@ -42,16 +42,6 @@ uint64_t mix(uint64_t seed, uint64_t value) {
   return seed ^ (std::hash<uint64_t>{}(value) + 0x9e3779b97f4a7c15ULL + (seed << 6) + (seed >> 2));
 }
 
-uint64_t layout_hash(const at::Tensor& tensor) {
-  uint64_t hash = mix(static_cast<uint64_t>(tensor.scalar_type()), static_cast<uint64_t>(tensor.layout()));
-  hash = mix(hash, static_cast<uint64_t>(tensor.device().type()));
-  hash = mix(hash, static_cast<uint64_t>(tensor.device().index()));
-  for (const auto size : tensor.sizes()) hash = mix(hash, static_cast<uint64_t>(size));
-  if (tensor.layout() == at::kStrided)
-    for (const auto stride : tensor.strides()) hash = mix(hash, static_cast<uint64_t>(stride));
-  return hash;
-}
-
 // Hash of a few values, evenly spread. Only where they can be read without a copy: dense in host memory.
 uint64_t sample_hash(const at::Tensor& tensor) {
   constexpr size_t kSamples = 8;
@@ -100,6 +90,16 @@ at::Tensor collapse(at::Tensor tensor) {
 }
 
 } // namespace
+
+uint64_t layout_hash(const at::Tensor& tensor) {
+  uint64_t hash = mix(static_cast<uint64_t>(tensor.scalar_type()), static_cast<uint64_t>(tensor.layout()));
+  hash = mix(hash, static_cast<uint64_t>(tensor.device().type()));
+  hash = mix(hash, static_cast<uint64_t>(tensor.device().index()));
+  for (const auto size : tensor.sizes()) hash = mix(hash, static_cast<uint64_t>(size));
+  if (tensor.layout() == at::kStrided)
+    for (const auto stride : tensor.strides()) hash = mix(hash, static_cast<uint64_t>(stride));
+  return hash;
+}
 
 } // namespace replay
 

@@ -37,6 +37,9 @@ struct Modes {
   uint8_t deterministic_warn_only;
   uint8_t deterministic_fill;
 };
+
+// Hash of dtype, device, sizes and strides.
+uint64_t layout_hash(const at::Tensor& tensor);
 } // namespace replay
 
 extern "C" {

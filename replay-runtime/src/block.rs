@@ -13,10 +13,11 @@ mod checks;
 use crate::buffers::ForwardGuard;
 use crate::context::{AnyContext, Contexts, run_body};
 use crate::error::{InBlock, Pass, ReplayError};
-use crate::ffi::{self, Fingerprint, Modes, NodeState, WeakTensor};
+use crate::ffi::{self, Fingerprint, Modes, NodeState, RecordedGraph, ShimError, Tape, Use, WeakTensor};
 use crate::leaves::Leaves;
 use crate::modes::ModesGuard;
 use crate::options::Check;
+use crate::recorded::{Plan, Recorded};
 use crate::rng::{ForwardRng, RngRecord};
 use crate::state::{Body, Entry, InputRecord, Label, OutputRecord, State};
 use crate::variables::Snapshot;
@@ -34,6 +35,7 @@ pub(crate) struct Call<'c, 'm> {
 /// which holds the leaves.
 struct Forward<'m> {
     outputs: Vec<Tensor>,
+    tape: Option<(Plan, Tape)>,
     leaves: Leaves<'m>,
     prints: Vec<Option<Fingerprint>>,
     variables: Rc<Snapshot>,
@@ -125,9 +127,15 @@ impl<'c, 'm> Call<'c, 'm> {
         let since = ffi::sequence();
         let captured_before = self.state.inner_captured.borrow().len();
         let own = [Rc::clone(&self.context)];
+        let tape = self.tape(&variables).in_block(block, "record the graph")?;
         let pass = self.state.enter(Pass::Forward, self.contexts());
+        let recording = match &tape {
+            Some((_, tape)) => tape.enter(Use::Record),
+            None => ffi::pause_tapes(),
+        };
+        let recording = recording.in_block(block, "record the graph")?;
         let outputs = run_body(&own, block, Pass::Forward, || (self.body)(self.state, &leaves));
-        drop(pass);
+        drop((recording, pass));
         drop(guard);
         let inner = self.state.inner_captured.borrow_mut().split_off(captured_before);
         let outputs = outputs?;
@@ -137,8 +145,18 @@ impl<'c, 'm> Call<'c, 'm> {
         let mut captured = self.captured(&outputs, &leaves, &variables, since)?;
         captured.extend(inner);
         let drawn = rng.record(block, &self.state.rng_states)?;
-        let forward = Forward { outputs, leaves, prints, variables, modes, rng: drawn, captured };
+        let forward = Forward { outputs, tape, leaves, prints, variables, modes, rng: drawn, captured };
         Ok((forward, Undo { rng, buffers }))
+    }
+
+    /// What records the graph of a forward that is about to run, if it is used again. That of an inner block in an outer
+    /// one's forward is not.
+    fn tape(&self, variables: &Snapshot) -> Result<Option<(Plan, Tape)>, ShimError> {
+        let plan = Plan::of(&self.state.options, &self.label, &*self.context);
+        let Some(plan) = plan.filter(|_| !self.state.inside_forward()) else { return Ok(None) };
+        self.state.make_room()?;
+        let tape = Tape::new(&self.label.block, self.inputs, variables.storage_set()?, self.state.cuda.get())?;
+        Ok(Some((plan, tape)))
     }
 
     /// Those that a replay of this block opens: of the blocks around it, which are open now, and its own.
@@ -209,15 +227,18 @@ impl<'c, 'm> Call<'c, 'm> {
         &self,
         forward: Forward<'m>,
         outputs: Vec<OutputRecord>,
-        recorded: &[usize],
+        attached_at: &[usize],
         attached: &[&Tensor],
     ) -> Result<(), ReplayError> {
         let state = self.state;
-        let Forward { outputs: graph, leaves, prints, variables, modes, rng, captured } = forward;
+        let Forward { outputs: graph, tape, mut leaves, prints, variables, modes, rng, captured } = forward;
         let compared = rng.unproven || state.options.check == Check::Values;
         let values = compared.then(|| graph.iter().map(ffi::copy).collect::<Result<_, _>>()).transpose();
         let values = values.in_block(&self.label.block, "copy the outputs")?;
+        let tape = tape.filter(|(plan, _)| captured.is_empty() && (plan.keep || !compared));
         let captured: Vec<_> = captured.into_iter().map(|(leaf, print)| (WeakTensor::new(&leaf), print)).collect();
+        let kept = tape.map(|(plan, tape)| self.keep_graph(plan, tape, &graph, attached_at, &mut leaves));
+        let kept = kept.transpose().in_block(&self.label.block, "keep the graph")?.flatten();
         drop(graph);
         drop(leaves);
         let (saved, inputs) = self.save(&prints, &variables)?;
@@ -226,6 +247,8 @@ impl<'c, 'm> Call<'c, 'm> {
         let node = NodeState::new(state.new_entry_number(), block, saved, Arc::clone(&state.graveyard));
         let node = Arc::new(node);
         ffi::attach(state.id, &node, self.inputs, attached).in_block(&self.label.block, "attach the node")?;
+        let (recorded, keep) = self.settle_graph(kept, compared).in_block(&self.label.block, "keep the graph")?;
+        let number = node.entry;
         state.insert(Entry {
             label: Rc::clone(&self.label),
             body: Rc::clone(&self.body),
@@ -238,10 +261,52 @@ impl<'c, 'm> Call<'c, 'm> {
             inputs,
             outputs,
             values,
-            recorded: recorded.to_vec(),
+            attached: attached_at.to_vec(),
+            recorded,
             node,
         });
-        Ok(())
+        keep.map_or(Ok(()), |bytes| state.keep(number, bytes)).in_block(&self.label.block, "keep the graph")
+    }
+
+    /// The graph of `outputs`, if nothing has happened in the body that the tape does not follow.
+    fn keep_graph(
+        &self,
+        plan: Plan,
+        tape: Tape,
+        outputs: &[Tensor],
+        attached_at: &[usize],
+        leaves: &mut Leaves<'m>,
+    ) -> Result<Option<(Plan, Recorded)>, ShimError> {
+        if !tape.info().usable {
+            return Ok(None);
+        }
+        let roots = attached_at.iter().map(|&i| &outputs[i]);
+        let graph = RecordedGraph::new(&tape, self.state.id, &self.label.block, roots, leaves)?;
+        let leaves = leaves.recorded();
+        Ok(Some((plan, Recorded { graph, tape, refill: plan.refill, leaves })))
+    }
+
+    /// All that only the forward needed is gone: counts what the graph has saved and drops it, unless it is to be kept; then
+    /// the bytes come back too.
+    fn settle_graph(
+        &self,
+        kept: Option<(Plan, Recorded)>,
+        compared: bool,
+    ) -> Result<(Option<Recorded>, Option<u64>), ShimError> {
+        let Some((plan, mut recorded)) = kept else { return Ok((None, None)) };
+        recorded.refill = recorded.refill.filter(|_| !compared);
+        recorded.tape.end_record()?;
+        let info = recorded.tape.info();
+        if !info.usable {
+            self.state.forget_leaves(&recorded);
+            return Ok((None, None));
+        }
+        self.state.ledger.borrow_mut().recorded(&self.label.block, info.graph_bytes);
+        if plan.keep {
+            return Ok((Some(recorded), Some(info.bytes)));
+        }
+        recorded.tape.drop_tensors()?;
+        Ok((Some(recorded), None))
     }
 
     #[expect(clippy::type_complexity, reason = "two lists in step, taken apart at once")]

@@ -36,6 +36,10 @@ pub trait ReplayContext {
     where
         Self: 's;
 
+    /// Whether there is nothing to open.
+    #[doc(hidden)]
+    const NONE: bool = false;
+
     /// Opens the scope of the forward.
     ///
     /// # Errors
@@ -55,6 +59,7 @@ pub struct NoContext;
 
 impl ReplayContext for NoContext {
     type Scope<'s> = ();
+    const NONE: bool = true;
 
     fn forward(&self) -> Result<(), BoxError> {
         Ok(())
@@ -69,6 +74,9 @@ impl ReplayContext for NoContext {
 pub(crate) trait AnyContext {
     /// Runs `body` inside the scope of `pass`.
     fn within(&self, pass: Pass, body: &mut dyn FnMut()) -> Result<(), BoxError>;
+
+    /// Whether there is nothing to open.
+    fn is_none(&self) -> bool;
 }
 
 impl<C: ReplayContext> AnyContext for C {
@@ -79,6 +87,10 @@ impl<C: ReplayContext> AnyContext for C {
         }?;
         body();
         Ok(())
+    }
+
+    fn is_none(&self) -> bool {
+        C::NONE
     }
 }
 

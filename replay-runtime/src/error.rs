@@ -232,6 +232,17 @@ pub enum ReplayError {
         device: String,
     },
 
+    /// The replay computed something else than the forward.
+    #[error(
+        "replay block `{block}` does not do in its replay what it did in its forward: {what}\nit must do the same each time it runs"
+    )]
+    GraphMismatch {
+        /// The block.
+        block: String,
+        /// What differs.
+        what: String,
+    },
+
     /// The replay returned something else than the forward.
     #[error(
         "replay block `{block}` returned another {what} in its replay: expected {expected}, found {found}\nit must do the same each time it runs"

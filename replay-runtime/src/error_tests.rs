@@ -64,6 +64,9 @@ examples! {
     UnknownDevice [{ block: pump(), device: "Cuda(0)".to_owned() }]
     InPlace [{ block: pump() }]
     RngDiverged [{ block: pump(), device: "Cpu".to_owned() }]
+    GraphMismatch [
+        { block: pump(), what: "its graph saves 3 tensors instead of 4".to_owned() }
+    ]
     OutputMismatch [
         { block: pump(), what: "output 0".to_owned(), expected: output(5), found: output(4) }
         { block: pump(), what: "number of outputs".to_owned(), expected: "2".to_owned(), found: "3".to_owned() }

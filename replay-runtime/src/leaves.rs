@@ -19,6 +19,8 @@ pub(crate) struct Leaves<'m> {
     state: Rc<State<'m>>,
     label: Rc<Label>,
     tensors: Vec<Option<Tensor>>,
+    /// The graph that the runtime itself keeps holds them, and lets no pass by but its own.
+    recorded: bool,
 }
 
 impl<'m> Leaves<'m> {
@@ -28,7 +30,13 @@ impl<'m> Leaves<'m> {
             Ok(if input.requires_grad() { leaf.set_requires_grad(true) } else { leaf })
         };
         let tensors = inputs.iter().map(|input| input.map(leaf).transpose()).collect::<Result<_, _>>()?;
-        Ok(Self { state: Rc::clone(state), label: Rc::clone(label), tensors })
+        Ok(Self { state: Rc::clone(state), label: Rc::clone(label), tensors, recorded: false })
+    }
+
+    /// They live on in a recorded graph; the identities of those that take a gradient.
+    pub(crate) fn recorded(&mut self) -> Vec<usize> {
+        self.recorded = true;
+        self.tensors.iter().flatten().filter(|leaf| leaf.requires_grad()).map(ffi::identity).collect()
     }
 }
 
@@ -48,9 +56,11 @@ impl Drop for Leaves<'_> {
             drop(leaf);
             if let Some(leaf) = weak.upgrade() {
                 let block = Arc::clone(&self.label.block);
-                let why = ReplayError::Escaped { block: block.to_string(), input: name.clone() }.to_string();
-                // It fails where memory has run out; this rollout still knows the leaf.
-                let _ = ffi::refuse_grad(&leaf, &why);
+                if !self.recorded {
+                    let why = ReplayError::Escaped { block: block.to_string(), input: name.clone() }.to_string();
+                    // It fails where memory has run out; this rollout still knows the leaf.
+                    let _ = ffi::refuse_grad(&leaf, &why);
+                }
                 let noted = Escaped { block, input: name.clone(), _leaf: weak };
                 self.state.escaped.borrow_mut().insert(identity, noted);
             }

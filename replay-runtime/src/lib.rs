@@ -68,6 +68,7 @@ mod options;
 mod output;
 #[doc(hidden)]
 pub mod private;
+mod recorded;
 mod registry;
 mod replay;
 mod report;
@@ -83,7 +84,7 @@ pub use context::{ReplayContext, is_replaying};
 pub use error::{Pass, ReplayError};
 pub use input::{ReplayInput, ReplayMeta};
 pub use modes::AutocastGuard;
-pub use options::{BlockOptions, Check};
+pub use options::{BlockOptions, Check, EarlyStop, Keep};
 pub use output::{BoxError, ReplayOutput};
 pub use registry::{BlockInfo, blocks};
 pub use replay_macros::replay_block;

@@ -12,6 +12,44 @@ pub enum Check {
     Values,
 }
 
+/// Which blocks' graphs a rollout keeps until `backward`, so that these blocks need no replay.
+///
+/// Backward begins with the newest block, so the graphs that are kept are gone before the first replay needs room. The newest
+/// ones stay, the oldest give way. Blocks that run blocks inside are always replayed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Keep {
+    /// None: one block's graph at a time, as little memory as can be.
+    #[default]
+    None,
+    /// Those of the last so many blocks. `Last(1)` saves a replay and takes no more memory at the peak, unless what comes
+    /// after the last block (a large head, say) needs much itself.
+    Last(usize),
+    /// Those whose saved tensors fit into so many bytes together. Each storage counts once per graph; inputs
+    /// and variables, which live anyway, do not count. While a block runs its own graph comes on top.
+    Bytes(u64),
+}
+
+/// Which replays end as soon as all that the block's gradient needs has been computed again.
+///
+/// Such a block's forward records its graph without the tensors in it; the replay brings them again, and what comes after
+/// the last one need not run: in `x + down(gelu(up(x)))` that is the whole product with `down`, a third of
+/// a transformer block. The way out of a body is a panic that the library starts and catches, so a body that is stopped
+/// unwinds: destructors run and see [`std::thread::panicking`], a `MutexGuard` that is alive then poisons its mutex. Hence
+/// it is a block's own choice. Where panics abort, such bodies run to their ends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum EarlyStop {
+    /// None: each replay builds its block's graph anew and runs to the end.
+    Off,
+    /// Those of blocks that are marked `early_stop`.
+    #[default]
+    Marked,
+    /// Those too; and the other blocks' replays bring the tensors of a recorded graph and run to the end. For comparison: it
+    /// saves no time.
+    Always,
+}
+
 /// What [`Rollout::block_with`](crate::Rollout::block_with) needs to know of a block.
 ///
 /// ```no_run
@@ -27,14 +65,15 @@ pub enum Check {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct BlockOptions {
-    name: String,
-    buffers: bool,
+    pub(crate) name: String,
+    pub(crate) buffers: bool,
+    pub(crate) early_stop: bool,
 }
 
 impl BlockOptions {
     /// A block of that name, for messages and reports.
     pub fn new(name: impl Into<String>) -> Self {
-        Self { name: name.into(), buffers: false }
+        Self { name: name.into(), buffers: false, early_stop: false }
     }
 
     /// Whether the block may update non-trainable variables of the rollout's stores, such as the running statistics of
@@ -49,7 +88,14 @@ impl BlockOptions {
         self
     }
 
-    pub(crate) fn into_parts(self) -> (String, bool) {
-        (self.name, self.buffers)
+    /// Whether its replay ends, by unwinding, as soon as all that the gradient needs has been computed again; see
+    /// [`EarlyStop`]. Default: no.
+    ///
+    /// It takes effect where the body runs no blocks inside, opens no [`ReplayContext`](crate::ReplayContext), takes no gradient of
+    /// its own, captures no trainable tensor that no store knows, and the rollout does not compare values
+    /// ([`Check::Values`]); else the replay runs to the end. A tensor that a body leaves aside can then not be differentiated.
+    pub fn early_stop(mut self, early_stop: bool) -> Self {
+        self.early_stop = early_stop;
+        self
     }
 }

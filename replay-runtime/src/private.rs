@@ -27,7 +27,7 @@ where
     C: ReplayContext + 'm,
     F: Fn(&Rollout<'m>, &[Option<Tensor>]) -> R + 'm,
 {
-    let options = BlockOptions::new(block.name()).buffers(block.updates_buffers());
+    let options = BlockOptions::new(block.name()).buffers(block.updates_buffers()).early_stop(block.stops_early());
     let names = block.inputs().iter().map(|&name| name.to_owned());
     rollout.call(Label::new(options, names), inputs, context, body)
 }

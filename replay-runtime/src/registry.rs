@@ -22,6 +22,7 @@ pub struct BlockInfo {
     outputs: &'static str,
     nested: bool,
     buffers: bool,
+    early_stop: bool,
 }
 
 impl BlockInfo {
@@ -72,6 +73,12 @@ impl BlockInfo {
     pub const fn updates_buffers(&self) -> bool {
         self.buffers
     }
+
+    /// Whether the block's replay may end before its body does: `#[replay_block(early_stop)]`.
+    #[must_use]
+    pub const fn stops_early(&self) -> bool {
+        self.early_stop
+    }
 }
 
 impl fmt::Display for BlockInfo {
@@ -112,6 +119,7 @@ pub const fn block_info(
     outputs: &'static str,
     nested: bool,
     buffers: bool,
+    early_stop: bool,
 ) -> BlockInfo {
-    BlockInfo { name, module, file, line, inputs, outputs, nested, buffers }
+    BlockInfo { name, module, file, line, inputs, outputs, nested, buffers, early_stop }
 }

@@ -11,6 +11,7 @@ use crate::context::{ReplayingGuard, run_body};
 use crate::error::{InBlock, Pass, ReplayError};
 use crate::ffi::{self, NodeState, Replayed, Replayer, SavedTensor, ShimError};
 use crate::modes::ModesGuard;
+use crate::recorded::Recorded;
 use crate::rng::ReplayRng;
 use crate::state::{Entry, Failure, OutputRecord, State};
 use crate::variables::{self, Snapshot, difference};
@@ -37,7 +38,7 @@ impl Replayer for State<'_> {
 impl<'m> State<'m> {
     fn replay_block(&self, node: &NodeState, grads: &[Option<Tensor>], out: &mut Replayed) -> Result<(), ReplayError> {
         let entry = self.remove(node.entry);
-        let Some((entry, saved)) = entry.zip(node.take_saved()) else {
+        let Some((mut entry, saved)) = entry.zip(node.take_saved()) else {
             return Err(ReplayError::Used { block: node.block.to_string() });
         };
         if grads.iter().all(Option::is_none) {
@@ -46,36 +47,74 @@ impl<'m> State<'m> {
         let found = self.watch.expected(&entry.variables);
         entry.check_unchanged(&saved, &found)?;
 
-        let started = Instant::now();
-        let leaves = entry.leaves(&saved)?;
+        // What a caller has changed in place, an output perhaps, a replay computes again.
+        let recorded = entry.recorded.take().filter(|recorded| recorded.tape.info().intact);
         self.watch.begin(node.entry, &entry.variables, &found).in_block(&node.block, "put the buffers back")?;
-        let outputs = self.run_again(&entry, &leaves)?;
-        entry.check_unwritten(&saved)?;
-        if entry.label.buffers {
-            self.watch.updated(&entry.variables).in_block(&node.block, "read the variables")?;
+        if let Some(kept) = recorded.as_ref().map(|recorded| recorded.tape.info()).filter(|info| info.filled) {
+            self.ledger.borrow_mut().kept(&node.block, kept.bytes);
+        } else {
+            let replayed = self.replay_entry(&entry, recorded.as_ref(), &saved)?;
+            if let Some((outputs, leaves)) = replayed.filter(|_| recorded.is_none()) {
+                return entry
+                    .hand_back(&outputs, grads, &leaves, out)
+                    .in_block(&node.block, "hand its graph to autograd");
+            }
         }
-        entry.hand_back(&outputs, grads, &leaves, out).in_block(&node.block, "hand its graph to autograd")?;
-        self.ledger.borrow_mut().replayed(&node.block, started.elapsed());
-        Ok(())
+        let graph = recorded.expect("only a recorded graph makes up for one that was built").graph;
+        out.push_graph(graph, grads).in_block(&node.block, "hand its graph to autograd")
+    }
+
+    /// Runs the block again, to its end unless what was recorded is full before; outputs and leaves where it came to its end.
+    fn replay_entry(
+        &self,
+        entry: &Entry<'m>,
+        recorded: Option<&Recorded>,
+        saved: &[Option<Arc<SavedTensor>>],
+    ) -> Result<Option<Ended>, ReplayError> {
+        let block = &entry.label.block;
+        let started = Instant::now();
+        let leaves = entry.leaves(saved)?;
+        let outputs = self.run_again(entry, recorded, &leaves)?;
+        entry.check_unwritten(saved)?;
+        if entry.label.buffers {
+            self.watch.updated(&entry.variables).in_block(block, "read the variables")?;
+        }
+        self.ledger.borrow_mut().replayed(block, started.elapsed(), outputs.is_none());
+        Ok(outputs.map(|outputs| (outputs, leaves)))
     }
 
     /// Runs the body under the modes, generators and context of its forward. All of them end before the block is
-    /// differentiated, which happens under the caller's, as in plain autograd.
-    fn run_again(&self, entry: &Entry<'m>, leaves: &[Option<Tensor>]) -> Result<Vec<Tensor>, ReplayError> {
+    /// differentiated, which happens under the caller's, as in plain autograd. `None`: the body was ended early.
+    fn run_again(
+        &self,
+        entry: &Entry<'m>,
+        recorded: Option<&Recorded>,
+        leaves: &[Option<Tensor>],
+    ) -> Result<Option<Vec<Tensor>>, ReplayError> {
         let block = &*entry.label.block;
         let generators = ReplayRng::begin(&entry.rng).in_block(block, "set the random number generator")?;
         let modes = ModesGuard::enter(&entry.modes).in_block(block, "set the thread's modes")?;
         let pass = self.enter(Pass::Replay, entry.contexts.clone());
         let replaying = ReplayingGuard::enter();
-        let outputs = run_body(&entry.contexts, block, Pass::Replay, || (entry.body)(&self.handle(), leaves));
+        let run = || run_body(&entry.contexts, block, Pass::Replay, || (entry.body)(&self.handle(), leaves));
+        let outcome = match recorded {
+            None => ffi::pause_tapes().in_block(block, "replay").and_then(|_paused| run().map(Some)),
+            Some(recorded) => recorded.refill(block, run),
+        };
         drop((replaying, pass, modes));
-        let outputs = outputs?;
+        let Some(outputs) = outcome? else {
+            generators.check_stopped(block, recorded.is_none_or(|recorded| recorded.tape.info().generators_agree))?;
+            return Ok(None);
+        };
         generators.check(block)?;
         entry.check_outputs(&outputs)?;
         entry.check_values(&outputs)?;
-        Ok(outputs)
+        Ok(Some(outputs))
     }
 }
+
+/// The outputs of a replay that ran to the end, and the leaves that it ran on.
+type Ended = (Vec<Tensor>, Vec<Option<Tensor>>);
 
 /// What is not as the forward left it.
 enum Change {
@@ -185,7 +224,7 @@ impl Entry<'_> {
         leaves: &[Option<Tensor>],
         replayed: &mut Replayed,
     ) -> Result<(), ShimError> {
-        for (&i, grad) in self.recorded.iter().zip(grads) {
+        for (&i, grad) in self.attached.iter().zip(grads) {
             if let Some(grad) = grad {
                 replayed.push_root(&outputs[i], grad)?;
             }

@@ -10,8 +10,18 @@ use std::time::Duration;
 pub struct BlockReport {
     /// Runs of the body in a forward; those of a block inside another block count each time the outer one runs.
     pub forwards: u64,
-    /// Replays; fewer than forwards where an output's gradient was not needed.
+    /// Replays; fewer than forwards where an output's gradient was not needed, or a graph was kept.
     pub replays: u64,
+    /// Of these, replays that were ended as soon as all that the gradient needs was there; see
+    /// [`EarlyStop`](crate::EarlyStop).
+    pub stopped: u64,
+    /// Blocks that were differentiated without a replay, since their graph was kept or had saved nothing but inputs and
+    /// variables; see [`Keep`](crate::Keep).
+    pub kept: u64,
+    /// Bytes that those graphs had saved, inputs and variables not counted.
+    pub bytes_kept: u64,
+    /// Bytes that recorded graphs took themselves, without tensors: an estimate.
+    pub bytes_graphs: u64,
     /// Bytes of inputs kept from the forward to the replay, each tensor once.
     pub bytes_saved: u64,
     /// Of these, bytes copied to host memory.
@@ -60,9 +70,22 @@ impl Ledger {
         report.bytes_on_host += if on_host { bytes } else { 0 };
     }
 
-    pub(crate) fn replayed(&mut self, block: &str, time: Duration) {
+    /// The forward's graph was recorded, which takes so many bytes itself.
+    pub(crate) fn recorded(&mut self, block: &str, bytes: u64) {
+        self.of(block).bytes_graphs += bytes;
+    }
+
+    /// A graph that was kept is differentiated.
+    pub(crate) fn kept(&mut self, block: &str, bytes: u64) {
+        let report = self.of(block);
+        report.kept += 1;
+        report.bytes_kept += bytes;
+    }
+
+    pub(crate) fn replayed(&mut self, block: &str, time: Duration, stopped: bool) {
         let report = self.of(block);
         report.replays += 1;
+        report.stopped += u64::from(stopped);
         report.replay_seconds += time.as_secs_f64();
     }
 
@@ -76,6 +99,10 @@ impl Ledger {
         for (_, block) in &blocks {
             total.forwards += block.forwards;
             total.replays += block.replays;
+            total.stopped += block.stopped;
+            total.kept += block.kept;
+            total.bytes_kept += block.bytes_kept;
+            total.bytes_graphs += block.bytes_graphs;
             total.bytes_saved += block.bytes_saved;
             total.bytes_on_host += block.bytes_on_host;
             total.forward_seconds += block.forward_seconds;
@@ -89,14 +116,20 @@ impl Ledger {
 impl fmt::Display for RolloutReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let width = self.blocks.iter().map(|(name, _)| name.len()).max().unwrap_or(0).max(5);
-        writeln!(f, "{:width$}  forwards  replays  saved MB  on host MB  forward s  replay s  backward s", "block")?;
+        writeln!(
+            f,
+            "{:width$}  forwards  replays  stopped  kept  saved MB  on host MB  forward s  replay s  backward s",
+            "block"
+        )?;
         let total = ("total".to_owned(), self.total.clone());
         for (name, block) in self.blocks.iter().chain([&total]) {
             writeln!(
                 f,
-                "{name:width$}  {:8}  {:7}  {:8.1}  {:10.1}  {:9.3}  {:8.3}  {:10.3}",
+                "{name:width$}  {:8}  {:7}  {:7}  {:4}  {:8.1}  {:10.1}  {:9.3}  {:8.3}  {:10.3}",
                 block.forwards,
                 block.replays,
+                block.stopped,
+                block.kept,
                 megabytes(block.bytes_saved),
                 megabytes(block.bytes_on_host),
                 block.forward_seconds,

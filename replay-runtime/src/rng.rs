@@ -191,6 +191,20 @@ impl ReplayRng {
         }
     }
 
+    /// [`check`](Self::check) after a replay that was ended early: `agree` says whether the generators stand where the forward's
+    /// stood at that place.
+    pub(crate) fn check_stopped(&self, block: &str, agree: bool) -> Result<(), ReplayError> {
+        if self.set.is_empty() {
+            return self.check(block);
+        }
+        let device = || self.set.last().map_or(Device::Cpu, |generator| generator.device);
+        if agree {
+            Ok(())
+        } else {
+            Err(ReplayError::RngDiverged { block: block.to_owned(), device: format!("{:?}", device()) })
+        }
+    }
+
     /// The device of the first generator that is not where it should be.
     fn diverged(&self) -> Result<Option<Device>, ShimError> {
         if let Some((watch, devices)) = &self.watched {

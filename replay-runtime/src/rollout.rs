@@ -14,7 +14,7 @@ use crate::block::Call;
 use crate::context::{NoContext, ReplayContext};
 use crate::error::ReplayError;
 use crate::ffi::{self, ShimError};
-use crate::options::{BlockOptions, Check};
+use crate::options::{BlockOptions, Check, EarlyStop, Keep};
 use crate::output::ReplayOutput;
 use crate::replay::engine_error;
 use crate::report::RolloutReport;
@@ -214,7 +214,12 @@ impl<'m> Rollout<'m> {
     /// tensors that blocks captured, and the leaves of the graph around the blocks, among which none may belong to the
     /// inside of a block.
     fn leaves(&self, loss: &Tensor) -> Result<Vec<Tensor>, ReplayError> {
-        let around = ffi::graph([loss]).map_err(|error| ReplayError::Backward { source: error.into() })?.leaves;
+        let (numbers, spans) = self.state.recorded_spans();
+        let around = ffi::graph([loss], &spans).map_err(|error| ReplayError::Backward { source: error.into() })?;
+        for (number, _) in numbers.into_iter().zip(around.touched).filter(|(_, touched)| *touched) {
+            self.state.left_aside(number)?;
+        }
+        let around = around.leaves;
         around.iter().try_for_each(|(identity, _)| self.state.check_not_escaped(*identity))?;
         let captured = self.state.captured.borrow();
         let captured = captured.values().filter_map(ffi::WeakTensor::upgrade);
@@ -225,6 +230,8 @@ impl<'m> Rollout<'m> {
     fn of(state: Rc<State<'m>>) -> Self {
         // Without it, which needs memory for a thread-local, this thread would pass for one without rollouts.
         let _ = ffi::register_thread(state.options.rng.orders_draws());
+        // Before the first backward pass, if this rollout is there first: LibTorch's engine gets hooks for saved tensors.
+        ffi::Tape::available();
         Self { state, owner: true, _model: PhantomData }
     }
 }
@@ -270,6 +277,18 @@ impl<'m> RolloutBuilder<'m> {
     /// gradients add to old ones at once, and a failure leaves the sums so far.
     pub fn restore_gradients(mut self, restore: bool) -> Self {
         self.options.transaction = restore;
+        self
+    }
+
+    /// Which blocks' graphs are kept until [`backward`](Rollout::backward), so that they need no replay. Default: [`Keep::None`].
+    pub fn keep_graphs(mut self, keep: Keep) -> Self {
+        self.options.keep = keep;
+        self
+    }
+
+    /// Which replays end as soon as all that the gradient needs has been computed again. Default: [`EarlyStop::Marked`].
+    pub fn early_stop(mut self, early_stop: EarlyStop) -> Self {
+        self.options.early_stop = early_stop;
         self
     }
 

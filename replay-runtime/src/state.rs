@@ -15,8 +15,9 @@ use crate::buffers::Watch;
 use crate::context::Contexts;
 use crate::error::{InBlock, Pass, ReplayError};
 use crate::ffi::{self, Fingerprint, Graveyard, Modes, NodeState, ShimError, WeakTensor};
-use crate::options::{BlockOptions, Check};
+use crate::options::{BlockOptions, Check, EarlyStop, Keep};
 use crate::output::BoxError;
+use crate::recorded::{KeptGraphs, Recorded};
 use crate::report::Ledger;
 use crate::rng::{RngPolicy, RngRecord, RngStates};
 use crate::saved::SavedInputs;
@@ -33,12 +34,14 @@ pub(crate) struct Label {
     pub(crate) inputs: Vec<String>,
     /// It may update non-trainable variables.
     pub(crate) buffers: bool,
+    /// Its replay may end by unwinding.
+    pub(crate) early_stop: bool,
 }
 
 impl Label {
     pub(crate) fn new(options: BlockOptions, inputs: impl IntoIterator<Item = String>) -> Self {
-        let (name, buffers) = options.into_parts();
-        Self { block: name.into(), inputs: inputs.into_iter().collect(), buffers }
+        let BlockOptions { name, buffers, early_stop } = options;
+        Self { block: name.into(), inputs: inputs.into_iter().collect(), buffers, early_stop }
     }
 
     /// The error for what the body has changed since `before` and may not.
@@ -70,7 +73,9 @@ pub(crate) struct Entry<'m> {
     /// Copies of the outputs, where they are compared.
     pub(crate) values: Option<Vec<Tensor>>,
     /// The positions of the outputs that the node stands before.
-    pub(crate) recorded: Vec<usize>,
+    pub(crate) attached: Vec<usize>,
+    /// The forward's graph, where it is used again.
+    pub(crate) recorded: Option<Recorded>,
     pub(crate) node: Arc<NodeState>,
 }
 
@@ -127,12 +132,22 @@ pub(crate) struct Options {
     pub(crate) transaction: bool,
     pub(crate) check: Check,
     pub(crate) rng: RngPolicy,
+    pub(crate) keep: Keep,
+    pub(crate) early_stop: EarlyStop,
 }
 
 impl Default for Options {
     fn default() -> Self {
         let rng = RngPolicy { preserve: true, serialize: true };
-        Self { inference: false, offload: false, transaction: true, check: Check::default(), rng }
+        Self {
+            inference: false,
+            offload: false,
+            transaction: true,
+            check: Check::default(),
+            rng,
+            keep: Keep::default(),
+            early_stop: EarlyStop::default(),
+        }
     }
 }
 
@@ -159,6 +174,7 @@ pub(crate) struct State<'m> {
     pub(crate) cuda: Cell<Option<Device>>,
     pub(crate) watch: Watch,
     pub(crate) rng_states: RngStates,
+    pub(crate) kept: KeptGraphs,
     stores: Vec<&'m dyn Store>,
     table: RefCell<HashMap<u64, Entry<'m>>>,
     next_entry: Cell<u64>,
@@ -182,6 +198,7 @@ impl<'m> State<'m> {
             cuda: Cell::new(None),
             watch: Watch::default(),
             rng_states: RngStates::default(),
+            kept: KeptGraphs::default(),
             stores,
             table: RefCell::default(),
             next_entry: Cell::new(0),
@@ -229,7 +246,23 @@ impl<'m> State<'m> {
     }
 
     pub(crate) fn remove(&self, number: u64) -> Option<Entry<'m>> {
-        self.table.borrow_mut().remove(&number)
+        let entry = self.table.borrow_mut().remove(&number);
+        if let Some(recorded) = entry.as_ref().and_then(|entry| entry.recorded.as_ref()) {
+            self.forget_recorded(number, recorded);
+        }
+        entry
+    }
+
+    /// The entries with recorded graphs.
+    pub(crate) fn recorded_infos(&self) -> Vec<(u64, ffi::TapeInfo)> {
+        let table = self.table.borrow();
+        let recorded = table.iter().filter_map(|(number, entry)| Some((*number, entry.recorded.as_ref()?.tape.info())));
+        recorded.collect()
+    }
+
+    /// What `change` makes of entry `number`; it must not drop closures or contexts, which run user code then.
+    pub(crate) fn with_entry<T>(&self, number: u64, change: impl FnOnce(&mut Entry<'m>) -> T) -> Option<T> {
+        self.table.borrow_mut().get_mut(&number).map(change)
     }
 
     /// Drops the entries of nodes that died.

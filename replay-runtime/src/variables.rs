@@ -1,5 +1,6 @@
 //! The watch over the stores' variables between a block's forward and its replay.
 
+use std::cell::OnceCell;
 use std::collections::HashSet;
 use std::rc::Rc;
 
@@ -54,6 +55,7 @@ pub(crate) struct Snapshot {
     /// Copies of the buffers' values; `None` for the others. Snapshots share those that did not change in between.
     values: Vec<Option<Tensor>>,
     storages: HashSet<usize>,
+    storage_set: OnceCell<ffi::StorageSet>,
 }
 
 /// A variable that is not what it was.
@@ -116,7 +118,8 @@ impl Snapshot {
         });
         let values = values.collect::<Result<_, _>>()?;
         let storages = variables.items.iter().filter_map(|v| ffi::storage(&v.tensor)).collect();
-        Ok(Rc::new(Self { variables, count, generation, fingerprints, values, storages }))
+        let storage_set = OnceCell::new();
+        Ok(Rc::new(Self { variables, count, generation, fingerprints, values, storages, storage_set }))
     }
 
     fn items(&self) -> impl Iterator<Item = (&Variable, &Fingerprint, Option<&Tensor>)> {
@@ -183,6 +186,15 @@ impl Snapshot {
     /// Whether a variable lives in the storage.
     pub(crate) fn holds(&self, storage: usize) -> bool {
         self.storages.contains(&storage)
+    }
+
+    /// The variables' storages, for tapes.
+    pub(crate) fn storage_set(&self) -> Result<&ffi::StorageSet, ShimError> {
+        if let Some(set) = self.storage_set.get() {
+            return Ok(set);
+        }
+        let set = ffi::StorageSet::new(self.variables.items.iter().map(|variable| &variable.tensor))?;
+        Ok(self.storage_set.get_or_init(|| set))
     }
 
     /// The first variable on a CUDA device, and that device.

@@ -9,7 +9,7 @@ pub mod program;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
-use replay_runtime::{ReplayOutput, Rollout};
+use replay_runtime::{BlockOptions, EarlyStop, Keep, ReplayOutput, Rollout};
 use tch::{Device, Kind, Tensor, nn};
 
 /// How a program's blocks are run.
@@ -20,6 +20,8 @@ pub enum How<'r, 'm> {
     Blockwise(&'r Tape),
     /// As blocks of a rollout.
     Replay(&'r Rollout<'m>),
+    /// As blocks of a rollout that end early.
+    EarlyStop(&'r Rollout<'m>),
 }
 
 impl<'m> How<'_, 'm> {
@@ -41,6 +43,10 @@ impl<'m> How<'_, 'm> {
             Self::Blockwise(tape) => R::from_tensors(tape.block(inputs, body)),
             Self::Replay(rollout) => {
                 rollout.block(name, inputs, move |_, inputs| body(inputs)).expect("the block succeeds")
+            }
+            Self::EarlyStop(rollout) => {
+                let options = BlockOptions::new(name).early_stop(true);
+                rollout.block_with(options, inputs, move |_, inputs| body(inputs)).expect("the block succeeds")
             }
         }
     }
@@ -210,7 +216,28 @@ impl<M> Setup<M> {
     }
 }
 
-/// Runs the same program on a fresh model by the oracle and replayed, and demands equal bits of both.
+/// What a rollout makes of its blocks' graphs.
+#[derive(Clone, Copy, Debug)]
+pub struct Mode {
+    /// Which graphs it keeps.
+    pub keep: Keep,
+    /// Which replays end early.
+    pub early_stop: EarlyStop,
+    /// Whether blocks are marked `early_stop`.
+    pub marked: bool,
+}
+
+/// All of them, the default first.
+pub const MODES: [Mode; 6] = [
+    Mode { keep: Keep::None, early_stop: EarlyStop::Off, marked: false },
+    Mode { keep: Keep::None, early_stop: EarlyStop::Marked, marked: true },
+    Mode { keep: Keep::None, early_stop: EarlyStop::Always, marked: false },
+    Mode { keep: Keep::Last(1), early_stop: EarlyStop::Off, marked: false },
+    Mode { keep: Keep::Last(2), early_stop: EarlyStop::Marked, marked: true },
+    Mode { keep: Keep::Bytes(u64::MAX), early_stop: EarlyStop::Off, marked: false },
+];
+
+/// Runs the same program on a fresh model by the oracle and replayed in all [`MODES`], and demands equal bits.
 ///
 /// # Panics
 /// If they differ anywhere.
@@ -237,8 +264,10 @@ pub fn assert_exact<M>(
         };
         Outcome { loss: loss.detach(), grads }
     };
-    let found = replayed(&setup(), program);
-    assert_same(&expected, &found);
+    for mode in MODES {
+        println!("{mode:?}");
+        assert_same(&expected, &replayed_in(mode, &setup(), &program));
+    }
     assert!(expected.grads.values().any(Option::is_some), "the program trains nothing");
 }
 
@@ -250,8 +279,21 @@ pub fn replayed<M>(
     setup: &Setup<M>,
     program: impl for<'m> Fn(&How<'_, 'm>, &'m M, &[(String, Tensor)]) -> Tensor,
 ) -> Outcome {
-    let rollout = Rollout::new(&setup.vs);
-    let loss = program(&How::Replay(&rollout), &setup.model, &setup.leaves);
+    replayed_in(MODES[0], setup, program)
+}
+
+/// Runs a program replayed.
+///
+/// # Panics
+/// If a block or the backward pass fails.
+pub fn replayed_in<M>(
+    mode: Mode,
+    setup: &Setup<M>,
+    program: impl for<'m> Fn(&How<'_, 'm>, &'m M, &[(String, Tensor)]) -> Tensor,
+) -> Outcome {
+    let rollout = Rollout::builder(&setup.vs).keep_graphs(mode.keep).early_stop(mode.early_stop).build();
+    let how = if mode.marked { How::EarlyStop(&rollout) } else { How::Replay(&rollout) };
+    let loss = program(&how, &setup.model, &setup.leaves);
     rollout.backward(&loss).expect("the backward pass succeeds");
     Outcome { loss: loss.detach(), grads: setup.grads() }
 }

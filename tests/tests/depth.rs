@@ -93,7 +93,7 @@ fn a_hundred_inside_each_other() {
         assert_exact(Oracle::Plain, setup, |how, w, _| {
             let x = Tensor::from(0.5f32);
             let y = match how {
-                How::Replay(rollout) => nest(rollout, w, &x, 100).unwrap(),
+                How::Replay(rollout) | How::EarlyStop(rollout) => nest(rollout, w, &x, 100).unwrap(),
                 _ => (x * w).tanh(),
             };
             y.sum(Kind::Float)
@@ -109,7 +109,7 @@ fn twice_a_hundred() {
             let mut h = Tensor::from(0.5f32);
             for _ in 0..2 {
                 h = match how {
-                    How::Replay(rollout) => nest(rollout, w, &h, 100).unwrap(),
+                    How::Replay(rollout) | How::EarlyStop(rollout) => nest(rollout, w, &h, 100).unwrap(),
                     _ => (h * w).tanh(),
                 };
             }
@@ -122,7 +122,9 @@ fn twice_a_hundred() {
 fn a_hundred_inside_each_other_dropped() {
     on_a_small_stack(|| {
         dropped(|how, w| match how {
-            How::Replay(rollout) => nest(rollout, w, &Tensor::from(0.5f32), 100).unwrap().sum(Kind::Float),
+            How::Replay(rollout) | How::EarlyStop(rollout) => {
+                nest(rollout, w, &Tensor::from(0.5f32), 100).unwrap().sum(Kind::Float)
+            }
             _ => unreachable!("only replayed programs are dropped"),
         });
     });

@@ -1,7 +1,7 @@
 //! All guarantees, for every combination of what the builder offers: each gives plain autograd's gradient, or an error
 //! that says why. Public choices of the builder that are missing here fail the last test.
 
-use replay_runtime::{AutocastGuard, Check, ReplayError, Rollout, RolloutBuilder, is_replaying};
+use replay_runtime::{AutocastGuard, Check, EarlyStop, Keep, ReplayError, Rollout, RolloutBuilder, is_replaying};
 use replay_tests::{Setup, randn, same_bits};
 use tch::{Device, Kind, Tensor, nn};
 
@@ -9,12 +9,15 @@ use tch::{Device, Kind, Tensor, nn};
 type Choice = (&'static str, fn(RolloutBuilder<'_>) -> RolloutBuilder<'_>);
 
 /// The choices that are not the default's.
-const CHOICES: [Choice; 6] = [
+const CHOICES: [Choice; 8] = [
     ("offload", |builder| builder.offload(true)),
     ("restore_gradients", |builder| builder.restore_gradients(false)),
     ("check", |builder| builder.check(Check::Values)),
     ("serialize_rng", |builder| builder.serialize_rng(false)),
     ("device", |builder| builder.device(Device::Cpu)),
+    // So little that each graph is given up: what is kept is not replayed, and could not fail.
+    ("keep_graphs", |builder| builder.keep_graphs(Keep::Bytes(1))),
+    ("early_stop", |builder| builder.early_stop(EarlyStop::Always)),
     ("preserve_rng_state", |builder| builder.preserve_rng_state(false)),
 ];
 
@@ -157,7 +160,7 @@ fn every_combination_fails_cleanly() {
 fn defaults_can_be_said() {
     let setup = Setup::new(|path| path.var("w", &[1], nn::Init::Const(2.0)));
     let said = Rollout::builder(&setup.vs).offload(false).restore_gradients(true).check(Check::default());
-    let said = said.serialize_rng(true).preserve_rng_state(true);
+    let said = said.serialize_rng(true).preserve_rng_state(true).keep_graphs(Keep::None).early_stop(EarlyStop::Marked);
     assert_eq!(format!("{said:?}"), format!("{:?}", Rollout::builder(&setup.vs)));
 }
 

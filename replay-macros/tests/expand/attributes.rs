@@ -74,6 +74,7 @@ pub fn step_replay<'rollout>(
         "Tensor",
         false,
         false,
+        false,
     );
     ::replay_runtime::private::inventory::submit! {
         ::replay_runtime::private::registration(& __REPLAY_BLOCK)

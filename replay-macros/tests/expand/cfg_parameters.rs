@@ -64,6 +64,7 @@ fn step_replay<'rollout>(
         "Tensor",
         false,
         false,
+        false,
     );
     ::replay_runtime::private::inventory::submit! {
         ::replay_runtime::private::registration(& __REPLAY_BLOCK)

@@ -26,7 +26,7 @@ pub fn step_replay(
     ::core::unreachable!()
 }
 ::core::compile_error! {
-    "`replay_block` has no option `nam` here; the options are `name = \"..\"`, `context = path`, `buffers` and `crate = ::path`"
+    "`replay_block` has no option `nam` here; the options are `name = \"..\"`, `context = path`, `buffers`, `early_stop` and `crate = ::path`"
 }
 ::core::compile_error! {
     "a replay block cannot be `async`: the backward pass runs it again and cannot await; await outside the block"

@@ -40,6 +40,7 @@ pub(crate) fn double_replay(
         "Tensor",
         false,
         false,
+        false,
     );
     ::replay_runtime::private::inventory::submit! {
         ::replay_runtime::private::registration(& __REPLAY_BLOCK)

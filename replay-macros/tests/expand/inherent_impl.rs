@@ -52,6 +52,7 @@ impl<T: Layer> World<T> {
             "Tensor",
             false,
             false,
+            false,
         );
         ::facade::private::inventory::submit! {
             ::facade::private::registration(& __REPLAY_BLOCK)

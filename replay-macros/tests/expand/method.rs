@@ -49,6 +49,7 @@ pub fn step_replay<'rollout>(
         "(Tensor, Tensor)",
         false,
         false,
+        false,
     );
     ::replay_runtime::private::inventory::submit! {
         ::replay_runtime::private::registration(& __REPLAY_BLOCK)

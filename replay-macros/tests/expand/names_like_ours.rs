@@ -48,6 +48,7 @@ fn loop_replay<'rollout_, 'rollout>(
         "Tensor",
         false,
         false,
+        false,
     );
     ::replay_runtime::private::inventory::submit! {
         ::replay_runtime::private::registration(& __REPLAY_BLOCK)

@@ -47,6 +47,7 @@ fn outer_replay<'m>(
         "Result<Tensor, ReplayError>",
         true,
         false,
+        false,
     );
     ::replay_runtime::private::inventory::submit! {
         ::replay_runtime::private::registration(& __REPLAY_BLOCK)

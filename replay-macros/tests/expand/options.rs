@@ -45,6 +45,7 @@ fn again<'rollout>(
         "Tensor",
         false,
         true,
+        false,
     );
     ::facade::replay::private::inventory::submit! {
         ::facade::replay::private::registration(& __REPLAY_BLOCK)

@@ -44,6 +44,7 @@ fn step_replay<'rollout>(
         "Pair",
         false,
         false,
+        false,
     );
     ::replay_runtime::private::inventory::submit! {
         ::replay_runtime::private::registration(& __REPLAY_BLOCK)

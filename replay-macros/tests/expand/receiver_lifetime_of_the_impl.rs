@@ -41,6 +41,7 @@ fn step_replay(
         "Tensor",
         false,
         false,
+        false,
     );
     ::replay_runtime::private::inventory::submit! {
         ::replay_runtime::private::registration(& __REPLAY_BLOCK)

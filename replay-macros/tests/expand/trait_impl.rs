@@ -60,6 +60,7 @@ where
             "Tensor",
             false,
             false,
+            false,
         );
         ::replay_runtime::private::inventory::submit! {
             ::replay_runtime::private::registration(& __REPLAY_BLOCK)

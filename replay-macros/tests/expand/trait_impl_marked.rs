@@ -74,6 +74,7 @@ impl<'a> World<'a> {
             "Tensor",
             false,
             false,
+            false,
         );
         ::replay_runtime::private::inventory::submit! {
             ::replay_runtime::private::registration(& __REPLAY_BLOCK)

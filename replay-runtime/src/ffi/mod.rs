@@ -8,6 +8,7 @@ mod node;
 mod rng;
 mod state;
 mod sys;
+mod tape;
 mod tensor;
 
 pub(crate) use node::{
@@ -20,6 +21,7 @@ pub(crate) use state::{
     Fingerprint, Modes, SavedTensor, WeakTensor, autocast_clear_cache, autocast_enter, autocast_leave, has_cuda,
     inference_mode, library_version, load_library,
 };
+pub(crate) use tape::{RecordedGraph, StorageSet, Tape, TapeInfo, Use, pause_tapes, stopping};
 pub(crate) use tensor::{
     add_grad, copy, detach_output, fingerprint, grad, identity, nbytes, put_values, same_bits, set_grad, storage,
     take_grad,
@@ -46,6 +48,7 @@ pub(crate) enum Code {
     Callback,
     Captured,
     Escaped,
+    Mismatch,
 }
 
 impl Code {
@@ -58,6 +61,7 @@ impl Code {
             6 => Self::Callback,
             7 => Self::Captured,
             8 => Self::Escaped,
+            9 => Self::Mismatch,
             _ => Self::Exception,
         }
     }

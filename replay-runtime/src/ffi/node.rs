@@ -13,7 +13,7 @@ use torch_sys::C_tensor;
 
 use super::sys::{self, CReplayed, NodeCallbacks};
 use super::tensor::{raw, raw_options};
-use super::{SavedTensor, ShimError, check};
+use super::{RecordedGraph, SavedTensor, ShimError, check};
 
 /// Where nodes that died leave their numbers, from whatever thread, for their rollout to sweep.
 #[derive(Debug, Default)]
@@ -84,6 +84,15 @@ impl Replayed {
     }
 }
 
+impl Replayed {
+    /// The forward's own graph in place of one that the replay has built, with the gradients of its outputs.
+    pub(crate) fn push_graph(&mut self, graph: RecordedGraph, grads: &[Option<Tensor>]) -> Result<(), ShimError> {
+        let grads = raw_options(grads.iter().map(Option::as_ref));
+        // SAFETY: as for `push_root`; C++ takes the graph over, also when it fails.
+        check(unsafe { sys::replay_push_graph(self.0.as_ptr(), graph.into_raw(), grads.as_ptr(), grads.len()) })
+    }
+}
+
 static CALLBACKS: NodeCallbacks = NodeCallbacks { run, finished, release, drop: drop_state };
 
 /// Puts a node before `outputs`, with edges to those of `inputs` that require grad.
@@ -151,11 +160,13 @@ pub(crate) struct Graph {
     pub(crate) leaves: Vec<(usize, Tensor)>,
     /// A CUDA device on which they compute.
     pub(crate) cuda: Option<Device>,
+    /// For each of the spans, whether a node was made in it.
+    pub(crate) touched: Vec<bool>,
 }
 
-/// Follows the graphs of `roots`.
-pub(crate) fn graph<'t>(roots: impl IntoIterator<Item = &'t Tensor>) -> Result<Graph, ShimError> {
-    walk(&raw(roots), ANY_AGE)
+/// Follows the graphs of `roots`. `spans` are ascending ranges of the numbers of this thread's nodes.
+pub(crate) fn graph<'t>(roots: impl IntoIterator<Item = &'t Tensor>, spans: &[[u64; 2]]) -> Result<Graph, ShimError> {
+    walk(&raw(roots), ANY_AGE, spans)
 }
 
 /// The number that the next node made on this thread will get; for [`graph_since`].
@@ -167,10 +178,10 @@ pub(crate) fn sequence() -> u64 {
 /// [`graph`], and an error with [`Code::Captured`](super::Code::Captured) and the name of the node when a graph
 /// reaches one that this thread made before `since`.
 pub(crate) fn graph_since<'t>(roots: impl IntoIterator<Item = &'t Tensor>, since: u64) -> Result<Graph, ShimError> {
-    walk(&raw(roots), since)
+    walk(&raw(roots), since, &[])
 }
 
-fn walk(roots: &[*const C_tensor], since: u64) -> Result<Graph, ShimError> {
+fn walk(roots: &[*const C_tensor], since: u64, spans: &[[u64; 2]]) -> Result<Graph, ShimError> {
     extern "C" fn visit(context: *mut c_void, identity: usize, variable: *const C_tensor) {
         // SAFETY: `context` is the vector below, which nobody else uses during the walk; `variable` is borrowed
         // for this call and copied by its count. Nothing here unwinds but running out of memory, which aborts.
@@ -181,12 +192,26 @@ fn walk(roots: &[*const C_tensor], since: u64) -> Result<Graph, ShimError> {
     }
     let mut leaves: Vec<(usize, Tensor)> = Vec::new();
     let mut cuda: c_int = -1;
-    // SAFETY: the roots are borrowed for the call, and `visit` gets the vector only while it runs.
+    let mut touched = vec![0u8; spans.len()];
+    // SAFETY: roots and spans are borrowed for the call, `touched` has a place for each span, and `visit` gets the vector
+    // only while it runs.
     check(unsafe {
         let context = (&raw mut leaves).cast();
-        sys::replay_leaves(roots.as_ptr(), roots.len(), since, visit, context, &raw mut cuda)
+        let (bounds, places) = (spans.as_ptr().cast(), touched.as_mut_ptr());
+        sys::replay_leaves(
+            roots.as_ptr(),
+            roots.len(),
+            since,
+            visit,
+            context,
+            &raw mut cuda,
+            bounds,
+            spans.len(),
+            places,
+        )
     })?;
-    Ok(Graph { leaves, cuda: usize::try_from(cuda).ok().map(Device::Cuda) })
+    let cuda = usize::try_from(cuda).ok().map(Device::Cuda);
+    Ok(Graph { leaves, cuda, touched: touched.into_iter().map(|place| place != 0).collect() })
 }
 
 extern "C" fn run(

@@ -1,9 +1,9 @@
-//! The `extern "C"` functions of `cpp/grad.h`, `cpp/node.h`, `cpp/rng.h` and `cpp/state.h`, where each is described.
+//! The `extern "C"` functions of `cpp/grad.h`, `cpp/node.h`, `cpp/rng.h`, `cpp/state.h` and `cpp/tape.h`, where each is described.
 
 use std::ffi::{c_char, c_int, c_void};
 use torch_sys::C_tensor;
 
-use super::{Fingerprint, Modes};
+use super::{Fingerprint, Modes, TapeInfo};
 
 /// A C++ type that Rust only points to.
 macro_rules! opaque {
@@ -15,7 +15,7 @@ macro_rules! opaque {
     )*};
 }
 
-opaque!(CReplayed, CSaved, CWatch, CWeak);
+opaque!(CGraph, CReplayed, CSaved, CStorageSet, CTape, CWatch, CWeak);
 
 #[repr(C)]
 pub(super) struct NodeCallbacks {
@@ -61,6 +61,12 @@ unsafe extern "C" {
     ) -> c_int;
     pub(super) fn replay_push_root(replayed: *mut CReplayed, root: *const C_tensor, grad: *const C_tensor) -> c_int;
     pub(super) fn replay_push_leaf(replayed: *mut CReplayed, index: usize, leaf: *const C_tensor) -> c_int;
+    pub(super) fn replay_push_graph(
+        replayed: *mut CReplayed,
+        graph: *mut CGraph,
+        grads: *const *const C_tensor,
+        n: usize,
+    ) -> c_int;
     pub(super) fn replay_sequence() -> u64;
     pub(super) fn replay_leaves(
         roots: *const *const C_tensor,
@@ -69,6 +75,9 @@ unsafe extern "C" {
         visit: extern "C" fn(context: *mut c_void, identity: usize, variable: *const C_tensor),
         context: *mut c_void,
         cuda_index: *mut c_int,
+        spans: *const u64,
+        n_spans: usize,
+        touched: *mut u8,
     ) -> c_int;
 
     pub(super) fn replay_detach_output(tensor: *const C_tensor, aliases: c_int, out: *mut *mut C_tensor) -> c_int;
@@ -114,4 +123,39 @@ unsafe extern "C" {
     pub(super) fn replay_watch_end(watch: *mut CWatch);
     pub(super) fn replay_has_cuda() -> c_int;
     pub(super) fn replay_version(out: *mut c_char, capacity: usize) -> c_int;
+
+    pub(super) fn replay_tape_install(panicking: extern "C" fn() -> c_int) -> c_int;
+    pub(super) fn replay_storage_set_new(
+        tensors: *const *const C_tensor,
+        n: usize,
+        out: *mut *mut CStorageSet,
+    ) -> c_int;
+    pub(super) fn replay_storage_set_free(set: *mut CStorageSet);
+    pub(super) fn replay_tape_new(
+        block: *const c_char,
+        inputs: *const *const C_tensor,
+        n_inputs: usize,
+        variables: *const CStorageSet,
+        cuda_index: c_int,
+        out: *mut *mut CTape,
+    ) -> c_int;
+    pub(super) fn replay_tape_free(tape: *mut CTape);
+    pub(super) fn replay_tape_enter(tape: *const CTape, what: c_int) -> c_int;
+    pub(super) fn replay_tape_leave();
+    pub(super) fn replay_tape_stopping() -> c_int;
+    pub(super) fn replay_tape_end_record(tape: *const CTape) -> c_int;
+    pub(super) fn replay_tape_drop_tensors(tape: *const CTape) -> c_int;
+    pub(super) fn replay_tape_info(tape: *const CTape, out: *mut TapeInfo);
+    pub(super) fn replay_tape_check(tape: *const CTape) -> c_int;
+    pub(super) fn replay_graph_new(
+        tape: *const CTape,
+        rollout: u64,
+        block: *const c_char,
+        outputs: *const *const C_tensor,
+        n_outputs: usize,
+        leaves: *const *const C_tensor,
+        n_leaves: usize,
+        out: *mut *mut CGraph,
+    ) -> c_int;
+    pub(super) fn replay_graph_free(graph: *mut CGraph);
 }

@@ -13,7 +13,7 @@ use super::fault::{Broken, Fault, attempt, disturbed_modes, quietly, text};
 use super::run::{Forward, Mode};
 use super::world::{Fresh, World, draw};
 use super::{Numbers, Program};
-use crate::{Outcome, same_bits};
+use crate::{MODES, Outcome, same_bits};
 
 /// Integers beyond this may have been rounded somewhere on the way.
 const SURELY_EXACT: f64 = 1e12;
@@ -119,7 +119,9 @@ impl<'p> Run<'p> {
         self.program.start_round(&self.world, round);
         let compared = self.program.seed % 2 == 1;
         let check = if compared { Check::Values } else { Check::default() };
-        let rollout = Rollout::builder(&self.vs).check(check).build();
+        let mode = MODES[self.program.mode];
+        let builder = Rollout::builder(&self.vs).check(check);
+        let rollout = builder.keep_graphs(mode.keep).early_stop(mode.early_stop).build();
         self.world.note_if(compared, "outputs compared");
         let mut forward = Forward::new(&self.world, self.program, &self.leaves);
         if let Err(broken) = forward.go_on(&Mode::Replay(&rollout)) {
@@ -135,7 +137,11 @@ impl<'p> Run<'p> {
         let loss = forward.loss();
         let trains = loss.requires_grad();
         match attempt(|| rollout.backward(&loss)) {
-            Ok(_) if trains => Ok(Some(loss)),
+            Ok(report) if trains => {
+                self.world.note_if(report.total.kept > 0, "graphs kept");
+                self.world.note_if(report.total.stopped > 0, "replays ended early");
+                Ok(Some(loss))
+            }
             Err(Broken::Error(ReplayError::LossWithoutGrad)) if !trains => Ok(Some(loss)),
             Ok(_) => Err("a loss without grad was differentiated".to_owned()),
             Err(broken) => {

@@ -54,6 +54,8 @@ pub struct Program {
     pub failure: Option<Failure>,
     /// For values and the random numbers inside.
     pub seed: i64,
+    /// What its rollouts make of graphs: one of [`MODES`](crate::MODES).
+    pub mode: usize,
 }
 
 /// A family of numbers.

@@ -146,7 +146,7 @@ fn replayed(
     let name = format!("block {}", block.id);
     let inputs: Vec<_> = NAMES.into_iter().zip(inputs).collect();
     let (world, inner) = (Rc::clone(world), Arc::clone(block));
-    let options = BlockOptions::new(name).buffers(block.updates_buffer());
+    let options = BlockOptions::new(name).buffers(block.updates_buffer()).early_stop(world.early_stop);
     let body = move |rollout: &Rollout<'_>, inputs: &[Tensor]| {
         body(&world, &Mode::Replay(rollout), &inner, inputs, depth).map(Vec::into_iter)
     };

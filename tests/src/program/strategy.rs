@@ -18,12 +18,12 @@ fn any_number() -> std::ops::Range<usize> {
 pub fn programs() -> BoxedStrategy<Program> {
     let values = (numbers(), shapes(), vec(params(), 1..=3), leaves());
     let body = (steps(3, 6), vec(any_number(), 1..=3), any::<bool>());
-    let around = (any::<bool>(), 1..=2usize, weighted(0.4, failures()), 0..1000i64);
+    let around = (any::<bool>(), 1..=2usize, weighted(0.4, failures()), 0..1000i64, 0..crate::MODES.len());
     (values, body, around)
         .prop_map(|(values, body, around)| {
             let ((numbers, kind), shape, params, leaves) = values;
             let (steps, loss, weighted_loss) = body;
-            let (old_gradients, rollouts, failure, seed) = around;
+            let (old_gradients, rollouts, failure, seed, mode) = around;
             let mut count = 0;
             let steps = numbered(&steps, &mut count);
             let failure = failure.map(|failure| Failure { block: failure.block % count.max(1), ..failure });
@@ -40,6 +40,7 @@ pub fn programs() -> BoxedStrategy<Program> {
                 rollouts,
                 failure,
                 seed,
+                mode,
             }
         })
         .boxed()

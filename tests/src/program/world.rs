@@ -7,7 +7,7 @@ use tch::{Device, Kind, Tensor, nn};
 
 use super::fault::Fault;
 use super::{Home, Layout, Leaf, Numbers, Param, Program};
-use crate::Outcome;
+use crate::{MODES, Outcome};
 
 /// The store and everything else that lives as long as a rollout.
 pub(super) struct Fresh {
@@ -25,6 +25,8 @@ pub(super) struct World {
     pub(super) shape: Vec<i64>,
     pub(super) weighted_loss: bool,
     pub(super) seed: i64,
+    /// Whether blocks are marked `early_stop`.
+    pub(super) early_stop: bool,
     pub(super) params: Vec<Tensor>,
     /// A buffer: one number.
     pub(super) clock: Tensor,
@@ -45,6 +47,7 @@ impl Fresh {
             shape: program.shape.clone(),
             weighted_loss: program.weighted_loss,
             seed: program.seed,
+            early_stop: MODES[program.mode].marked,
             params: Vec::new(),
             clock: vs.root().add("clock", Tensor::ones([1], (program.kind, Device::Cpu)), false),
             fault,
