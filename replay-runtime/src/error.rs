@@ -65,6 +65,20 @@ pub enum ReplayError {
         output: usize,
     },
 
+    /// [`Rollout::sequential`](crate::Rollout::sequential) was given no layers, or a number of segments into which
+    /// they cannot be cut.
+    #[error(
+        "the layers of `{block}`, {layers} in number, cannot be run in {segments} segments\nask for at least one segment, and for at most as many as there are layers"
+    )]
+    Segments {
+        /// The name that the segments were to have.
+        block: String,
+        /// How many segments were asked for.
+        segments: usize,
+        /// How many layers there are.
+        layers: usize,
+    },
+
     /// An input was made in inference mode, where LibTorch keeps no versions.
     #[error(
         "input `{input}` of replay block `{block}` was made in inference mode and cannot be recorded\npass a copy made outside of inference mode"

@@ -74,6 +74,7 @@ mod report;
 mod rng;
 mod rollout;
 mod saved;
+mod sequential;
 mod state;
 mod store;
 mod torch_error;

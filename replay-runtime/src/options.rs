@@ -49,6 +49,15 @@ impl BlockOptions {
         self
     }
 
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The same choices for a block of another name.
+    pub(crate) fn renamed(&self, name: String) -> Self {
+        Self { name, ..self.clone() }
+    }
+
     pub(crate) fn into_parts(self) -> (String, bool) {
         (self.name, self.buffers)
     }
