@@ -30,6 +30,11 @@ impl<'m> Leaves<'m> {
         let tensors = inputs.iter().map(|input| input.map(leaf).transpose()).collect::<Result<_, _>>()?;
         Ok(Self { state: Rc::clone(state), label: Rc::clone(label), tensors })
     }
+
+    /// Those of a later run whose graph is dropped too.
+    pub(crate) fn again(state: Rc<State<'m>>, label: &Rc<Label>, tensors: Vec<Option<Tensor>>) -> Self {
+        Self { state, label: Rc::clone(label), tensors }
+    }
 }
 
 impl Deref for Leaves<'_> {

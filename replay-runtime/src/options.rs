@@ -62,3 +62,17 @@ impl BlockOptions {
         (self.name, self.buffers)
     }
 }
+
+impl From<&str> for BlockOptions {
+    /// A block of that name, without further choices.
+    fn from(name: &str) -> Self {
+        Self::new(name)
+    }
+}
+
+impl From<String> for BlockOptions {
+    /// A block of that name, without further choices.
+    fn from(name: String) -> Self {
+        Self::new(name)
+    }
+}

@@ -10,15 +10,19 @@ use std::time::Duration;
 pub struct BlockReport {
     /// Runs of the body in a forward; those of a block inside another block count each time the outer one runs.
     pub forwards: u64,
+    /// Runs of a chain's step in the backward pass for its states alone, which were not stored; see
+    /// [`Rollout::chain`](crate::Rollout::chain).
+    pub advances: u64,
     /// Replays; fewer than forwards where an output's gradient was not needed.
     pub replays: u64,
-    /// Bytes of inputs kept from the forward to the replay, each tensor once.
+    /// Bytes of inputs kept from the forward to the replay, each tensor once. What a chain stores in its backward pass is
+    /// not among them.
     pub bytes_saved: u64,
     /// Of these, bytes copied to host memory.
     pub bytes_on_host: u64,
     /// Seconds spent in forwards.
     pub forward_seconds: f64,
-    /// Seconds spent running bodies again.
+    /// Seconds spent running bodies again, for replays and advances.
     pub replay_seconds: f64,
     /// Seconds spent differentiating replayed bodies, replays of blocks inside included.
     pub backward_seconds: f64,
@@ -66,6 +70,12 @@ impl Ledger {
         report.replay_seconds += time.as_secs_f64();
     }
 
+    pub(crate) fn advanced(&mut self, block: &str, time: Duration) {
+        let report = self.of(block);
+        report.advances += 1;
+        report.replay_seconds += time.as_secs_f64();
+    }
+
     pub(crate) fn differentiated(&mut self, block: &str, time: Duration) {
         self.of(block).backward_seconds += time.as_secs_f64();
     }
@@ -75,6 +85,7 @@ impl Ledger {
         let mut total = BlockReport::default();
         for (_, block) in &blocks {
             total.forwards += block.forwards;
+            total.advances += block.advances;
             total.replays += block.replays;
             total.bytes_saved += block.bytes_saved;
             total.bytes_on_host += block.bytes_on_host;
@@ -89,13 +100,18 @@ impl Ledger {
 impl fmt::Display for RolloutReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let width = self.blocks.iter().map(|(name, _)| name.len()).max().unwrap_or(0).max(5);
-        writeln!(f, "{:width$}  forwards  replays  saved MB  on host MB  forward s  replay s  backward s", "block")?;
+        writeln!(
+            f,
+            "{:width$}  forwards  advances  replays  saved MB  on host MB  forward s  replay s  backward s",
+            "block"
+        )?;
         let total = ("total".to_owned(), self.total.clone());
         for (name, block) in self.blocks.iter().chain([&total]) {
             writeln!(
                 f,
-                "{name:width$}  {:8}  {:7}  {:8.1}  {:10.1}  {:9.3}  {:8.3}  {:10.3}",
+                "{name:width$}  {:8}  {:8}  {:7}  {:8.1}  {:10.1}  {:9.3}  {:8.3}  {:10.3}",
                 block.forwards,
+                block.advances,
                 block.replays,
                 megabytes(block.bytes_saved),
                 megabytes(block.bytes_on_host),

@@ -16,7 +16,8 @@ impl<'m> Rollout<'m> {
     ///
     /// `apply` runs one layer, so that the layers may be of any type: a `Vec` of [`tch::nn::Linear`], of
     /// `Box<dyn nn::Module>` or `Box<dyn nn::ModuleT>`, of closures, or of your own. ([`tch::nn::SequentialT`] and its
-    /// kind do not give their layers away; keep these in a `Vec` instead.) It returns a `Tensor` or a `Result` of one.
+    /// kind do not give their layers away; keep these in a `Vec` instead.) It returns a `Tensor` or a `Result` of one. For tch's
+    /// own layers it may just be `nn::Module::forward`.
     ///
     /// ```no_run
     /// # use replay_runtime::{ReplayError, Rollout};

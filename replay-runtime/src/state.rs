@@ -15,6 +15,7 @@ use crate::buffers::Watch;
 use crate::context::Contexts;
 use crate::error::{InBlock, Pass, ReplayError};
 use crate::ffi::{self, Fingerprint, Graveyard, Modes, NodeState, ShimError, WeakTensor};
+use crate::link::Link;
 use crate::options::{BlockOptions, Check};
 use crate::output::BoxError;
 use crate::report::Ledger;
@@ -59,6 +60,8 @@ impl Label {
 /// What a block's replay needs beside the saved inputs, which are the node's.
 pub(crate) struct Entry<'m> {
     pub(crate) label: Rc<Label>,
+    /// Its place in a chain, whose states may not be saved.
+    pub(crate) link: Option<Link>,
     pub(crate) body: Rc<Body<'m>>,
     pub(crate) contexts: Contexts<'m>,
     pub(crate) modes: Modes,

@@ -5,6 +5,7 @@
 //! and so is compared with blockwise autograd.
 
 use std::cell::Cell;
+use std::iter::once;
 use std::ops::Range;
 
 use replay_runtime::{AutocastGuard, BlockOptions, BoxError, Pass, ReplayError, Rollout};
@@ -48,7 +49,7 @@ fn run<'m, L>(
 /// Seven layers in one, two, three and seven pieces.
 fn cuts() -> [Vec<Range<usize>>; 4] {
     let singly = (0..LAYERS).map(|i| i..i + 1).collect();
-    [Vec::from([0..7]), vec![0..3, 3..7], vec![0..2, 2..4, 4..7], singly]
+    [once(0..7).collect(), vec![0..3, 3..7], vec![0..2, 2..4, 4..7], singly]
 }
 
 #[test]
@@ -121,7 +122,7 @@ fn the_report_names_the_layers_of_each_segment() {
     let setup = Setup::new(|path| path.var("w", &[], nn::Init::Const(0.5)));
     let runs = Cell::new(0);
     let (w, runs_seen) = (&setup.model, &runs);
-    let layers: Vec<Box<dyn Fn(&Tensor) -> Tensor>> = (0..3)
+    let layers: Vec<_> = (0..3)
         .map(|i| -> Box<dyn Fn(&Tensor) -> Tensor> {
             Box::new(move |x| {
                 runs_seen.set(runs_seen.get() + 1);
@@ -175,7 +176,7 @@ fn a_list_that_cannot_be_cut_is_an_error() {
     let setup = with_leaf();
     let rollout = Rollout::new(&setup.vs);
     for (layers, segments) in [(&setup.model[..], 0), (&setup.model[..], LAYERS + 1), (&[], 1), (&[], 0)] {
-        let error = rollout.sequential("layers", segments, layers, &setup.leaves[0].1, |layer, x| layer.forward(x));
+        let error = rollout.sequential("layers", segments, layers, &setup.leaves[0].1, Module::forward);
         let error = error.unwrap_err();
         assert!(
             matches!(&error, ReplayError::Segments { block, segments: asked, layers: given }
@@ -191,7 +192,7 @@ fn in_inference_the_layers_just_run() {
     let setup = with_leaf();
     let x = &setup.leaves[0].1;
     let rollout = Rollout::inference();
-    let y = rollout.sequential("layers", 3, &setup.model, x, |layer, x| layer.forward(x)).unwrap();
+    let y = rollout.sequential("layers", 3, &setup.model, x, Module::forward).unwrap();
     assert!(!y.requires_grad());
     assert!(same_bits(&y, &setup.model.iter().fold(x.shallow_clone(), |x, layer| layer.forward(&x))));
 }
