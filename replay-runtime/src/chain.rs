@@ -62,7 +62,7 @@ impl<'m> Rollout<'m> {
     /// so many steps are stored at a time, and `backward` computes the others again from the nearest stored ones, in the
     /// order that needs the fewest runs (the binomial schedule of Griewank and Walther, "Revolve", 2000).
     ///
-    /// `states` are the tensors that go from step to step, by name. `body` gets the number of the step, from 0, and as one
+    /// `states` are the tensors that go from step to step, by name. `body` gets the number of the step, from 0 and of tch's type for indices, and as one
     /// list the states and the [constants](Chain::constant); its outputs are the states of the next step, in the same order.
     /// Those of the last step come out. A loss of each step is therefore a state to which the step adds.
     ///
@@ -79,7 +79,7 @@ impl<'m> Rollout<'m> {
     /// let chain = Chain::new("step", 1000).slots(16).constant("actions", &actions);
     /// let (_, loss) = rollout.chain(chain, &[("state", &start), ("loss", &zero)], |_, i, inputs| {
     ///     let [state, loss, actions] = inputs else { unreachable!("two states and a constant") };
-    ///     let state = cell.forward(&Tensor::cat(&[state, &actions.get(i as i64)], 1)).tanh();
+    ///     let state = cell.forward(&Tensor::cat(&[state, &actions.get(i)], 1)).tanh();
     ///     let loss = loss + state.square().mean(Kind::Float);
     ///     (state, loss)
     /// })?;
@@ -118,7 +118,7 @@ impl<'m> Rollout<'m> {
     pub fn chain<R, F>(&self, chain: Chain<'_>, states: &[(&str, &Tensor)], body: F) -> Result<R::Value, ReplayError>
     where
         R: ReplayOutput,
-        F: Fn(&Rollout<'m>, usize, &[Tensor]) -> R + 'm,
+        F: Fn(&Rollout<'m>, i64, &[Tensor]) -> R + 'm,
     {
         check_version()?;
         chain.check()?;
@@ -141,7 +141,7 @@ impl<'m> Rollout<'m> {
             });
             let link = piece.map(|(start, piece)| Link { piece: Rc::clone(piece), step: step - start });
             let inputs: Vec<_> = states.iter().chain(constants.iter().map(|(_, tensor)| *tensor)).map(Some).collect();
-            let body = Rc::clone(&body);
+            let (number, body) = (i64::try_from(step).unwrap_or(i64::MAX), Rc::clone(&body));
             let call = Call {
                 state: self.state(),
                 label: Rc::clone(&label),
@@ -150,7 +150,7 @@ impl<'m> Rollout<'m> {
                 link,
                 body: Rc::new(move |state, leaves| {
                     let leaves: Vec<_> = leaves.iter().flatten().map(Tensor::shallow_clone).collect();
-                    let outputs = body(&Rollout::nested(state), step, &leaves).into_tensors()?;
+                    let outputs = body(&Rollout::nested(state), number, &leaves).into_tensors()?;
                     if outputs.len() == expected { Ok(outputs) } else { Err(WrongCount(outputs.len()).into()) }
                 }),
             };

@@ -13,6 +13,7 @@ use tch::nn::{Module, ModuleT};
 use tch::{Device, Kind, Tensor, nn};
 
 const STEPS: usize = 9;
+const ACTIONS: [i64; 3] = [9, 5, 2];
 
 fn cell(path: &nn::Path<'_>) -> nn::Linear {
     nn::linear(path / "cell", 8, 6, nn::LinearConfig::default())
@@ -21,7 +22,7 @@ fn cell(path: &nn::Path<'_>) -> nn::Linear {
 fn setup() -> Setup<nn::Linear> {
     Setup::new(cell)
         .leaf("start", randn(2, &[5, 6], Kind::Float).set_requires_grad(true))
-        .leaf("actions", randn(3, &[STEPS as i64, 5, 2], Kind::Float).set_requires_grad(true))
+        .leaf("actions", randn(3, &ACTIONS, Kind::Float).set_requires_grad(true))
 }
 
 /// A state and a loss that every step adds to.
@@ -33,7 +34,7 @@ fn chain<'m>(
     chain: Chain<'_>,
     start: &Tensor,
     actions: &Tensor,
-    body: impl Fn(usize, &[Tensor]) -> Pair + Clone + 'm,
+    body: impl Fn(i64, &[Tensor]) -> Pair + Clone + 'm,
 ) -> Tensor {
     let zero = Tensor::from(0f32);
     if let How::Replay(rollout) = how {
@@ -42,7 +43,7 @@ fn chain<'m>(
         return rollout.chain(chain, &states, move |_, i, inputs| body(i, inputs)).expect("the chain succeeds").1;
     }
     let mut states = (start.shallow_clone(), zero);
-    for i in 0..STEPS {
+    for i in (0..).take(STEPS) {
         let body = body.clone();
         let inputs = [("state", &states.0), ("loss", &states.1), ("actions", actions)];
         states = how.block("step", &inputs, move |inputs| body(i, inputs));
@@ -50,9 +51,9 @@ fn chain<'m>(
     states.1
 }
 
-fn advance(cell: &nn::Linear, i: usize, inputs: &[Tensor]) -> Pair {
+fn advance(cell: &nn::Linear, i: i64, inputs: &[Tensor]) -> Pair {
     let [state, loss, actions] = inputs else { panic!("{} inputs", inputs.len()) };
-    let state = cell.forward(&Tensor::cat(&[state, &actions.get(i as i64)], 1)).tanh();
+    let state = cell.forward(&Tensor::cat(&[state, &actions.get(i)], 1)).tanh();
     let loss = loss + state.square().mean(Kind::Float);
     (state, loss)
 }
@@ -107,11 +108,11 @@ fn normed(path: &nn::Path<'_>) -> Normed {
 }
 
 /// Variables and their gradients after a chain whose steps update statistics and, where `read` says so, compute from them.
-fn trained_with_statistics(slots: Option<usize>, read: fn(usize) -> bool) -> BTreeMap<String, [Vec<u8>; 2]> {
+fn trained_with_statistics(slots: Option<usize>, read: fn(i64) -> bool) -> BTreeMap<String, [Vec<u8>; 2]> {
     let setup = Setup::new(normed);
-    let (start, actions) = (randn(2, &[5, 6], Kind::Float), randn(3, &[STEPS as i64, 5, 2], Kind::Float));
+    let (start, actions) = (randn(2, &[5, 6], Kind::Float), randn(3, &ACTIONS, Kind::Float));
     let (cell, norm) = &setup.model;
-    let step = |i: usize, inputs: &[Tensor]| {
+    let step = |i: i64, inputs: &[Tensor]| {
         let (state, loss) = advance(cell, i, inputs);
         (norm.forward_t(&state, !read(i)), loss)
     };
@@ -139,7 +140,7 @@ fn statistics_are_updated_once() {
 /// are all stored.
 #[test]
 fn a_step_that_runs_again_reads_the_statistics_of_its_forward() {
-    let read = |i: usize| i % 3 == 2;
+    let read = |i: i64| i % 3 == 2;
     let expected = trained_with_statistics(Some(STEPS), read);
     assert!(expected != trained_with_statistics(Some(STEPS), |_| false));
     for slots in 1..STEPS {
@@ -218,7 +219,7 @@ fn a_chain_begins_anew_behind_a_step_that_lets_no_gradient_through() {
     for slots in [1, 2, 4] {
         let setup = setup();
         let (start, actions) = (setup.leaves[0].1.detach(), &setup.leaves[1].1);
-        let body = |i: usize, inputs: &[Tensor]| {
+        let body = |i: i64, inputs: &[Tensor]| {
             let (state, loss) = advance(&setup.model, i, inputs);
             if i == 3 { (state.detach(), loss.detach()) } else { (state, loss) }
         };
@@ -249,7 +250,7 @@ fn a_chain_begins_anew_behind_a_step_that_lets_no_gradient_through() {
 fn chains_of_one_rollout_do_not_meet() {
     assert_exact(Oracle::Plain, setup, |how, model, leaves| {
         let run = |slots: usize, start: &Tensor| {
-            let body = |i: usize, inputs: &[Tensor]| {
+            let body = |i: i64, inputs: &[Tensor]| {
                 let (state, _) = advance(model, i, inputs);
                 let loss = &inputs[1] + state.sum(Kind::Float);
                 (state, loss)
@@ -304,7 +305,7 @@ fn chains_nest_with_blocks() {
 fn without_gradients_a_chain_is_a_loop() {
     let setup = setup();
     let (start, actions) = (&setup.leaves[0].1, &setup.leaves[1].1);
-    let body = |i: usize, inputs: &[Tensor]| advance(&setup.model, i, inputs);
+    let body = |i: i64, inputs: &[Tensor]| advance(&setup.model, i, inputs);
     let plain = chain(&How::Plain, Chain::new("step", STEPS), start, actions, body);
     let inference = Rollout::inference();
     let under_no_grad = Rollout::new(&setup.vs);

@@ -55,7 +55,7 @@ fn memory_is_that_of_the_slots_however_many_steps_there_are() {
 fn thousands_of_steps() {
     let test = || {
         let (setup, bias) = (weight(), 0.1);
-        let body = |_: &Rollout<'_>, _: usize, x: &[Tensor]| (&x[0] * &setup.model).tanh() + bias;
+        let body = |_: &Rollout<'_>, _: i64, x: &[Tensor]| (&x[0] * &setup.model).tanh() + bias;
         let x = Tensor::from(1f32);
         let rollout = Rollout::new(&setup.vs);
         let last = rollout.chain(Chain::new("step", 5000).slots(3), &[("x", &x)], body).unwrap();
