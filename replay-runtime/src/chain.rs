@@ -103,7 +103,7 @@ impl<'m> Rollout<'m> {
     /// bodies: none if there are as many slots as steps; for 1000 steps 1861 with 16 slots and 6999 with 4. (The theory counts the
     /// forward's first `steps - 1` runs as advances, and that of the last step not at all if its graph is kept.)
     ///
-    /// Memory does not grow with `steps`, but for some hundred bytes per step; 5 KB more where steps draw random numbers, the
+    /// Memory does not grow with `steps`, but for about 3 KB per step; 5 KB more where steps draw random numbers, the
     /// buffers that a step updates, and all outputs with [`Check::Values`](crate::Check::Values) or `serialize_rng(false)`.
     /// A step that returns states none of which requires grad begins anew: what lies before it takes no slots.
     ///
@@ -127,7 +127,7 @@ impl<'m> Rollout<'m> {
         let names = states.iter().map(|(name, _)| (*name).to_owned());
         let label = Rc::new(Label::new(options, names.chain(constants.iter().map(|(name, _)| name.clone()))));
         let body = Rc::new(body);
-        let slots = slots.filter(|&slots| slots < steps && !self.state().inside_forward());
+        let slots = slots.filter(|&slots| slots < steps);
         let mut piece: Option<(usize, Rc<Piece>)> = None;
 
         let mut states: Vec<_> = states.iter().map(|(_, state)| state.shallow_clone()).collect();

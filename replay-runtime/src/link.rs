@@ -1,7 +1,6 @@
 //! How the steps of a chain find each other: the data behind it.
 
-use std::cell::RefCell;
-use std::fmt;
+use std::cell::{OnceCell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -12,15 +11,21 @@ pub(crate) struct Piece {
     pub(crate) block: Arc<str>,
     len: usize,
     states: usize,
-    slots: RefCell<Slots>,
+    capacity: usize,
+    /// Planned when the second step is reached: where nothing is recorded, each step begins a piece.
+    slots: OnceCell<RefCell<Slots>>,
     /// The numbers of the steps' entries in the rollout's table, as far as the forward has come.
     entries: RefCell<Vec<u64>>,
 }
 
 impl Piece {
-    /// A piece of `len` runs of `block` over so many `states`, which are stored before at most `slots` steps at a time.
-    pub(crate) fn new(block: Arc<str>, len: usize, slots: usize, states: usize) -> Self {
-        Self { block, len, states, slots: RefCell::new(Slots::forward(len, slots)), entries: RefCell::default() }
+    /// A piece of `len` runs of `block` over so many `states`, which are stored before at most `capacity` steps at a time.
+    pub(crate) fn new(block: Arc<str>, len: usize, capacity: usize, states: usize) -> Self {
+        Self { block, len, states, capacity, slots: OnceCell::new(), entries: RefCell::default() }
+    }
+
+    fn slots(&self) -> &RefCell<Slots> {
+        self.slots.get_or_init(|| RefCell::new(Slots::forward(self.len, self.capacity)))
     }
 
     /// Whether the step was recorded.
@@ -50,7 +55,7 @@ impl Link {
     /// Whether the forward saves the states before this step: in a slot, or, before the last step, because its replay comes
     /// first.
     pub(crate) fn keeps_states(&self) -> bool {
-        self.step + 1 == self.piece.len || self.piece.slots.borrow().holds(self.step)
+        self.step == 0 || self.step + 1 == self.piece.len || self.piece.slots().borrow().holds(self.step)
     }
 
     /// The step has been recorded, as the next one of its piece, under that number.
@@ -62,12 +67,6 @@ impl Link {
 
     /// How to come to the states before this step.
     pub(crate) fn legs(&self) -> Vec<Leg> {
-        self.piece.slots.borrow_mut().legs(self.step)
-    }
-}
-
-impl fmt::Debug for Link {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "step {} of {}", self.step, self.piece.len)
+        self.piece.slots().borrow_mut().legs(self.step)
     }
 }
