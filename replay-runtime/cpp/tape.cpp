@@ -264,6 +264,16 @@ bool Slot::intact() const {
   return !tensor.defined() || version_of(tensor) == version;
 }
 
+void RecordedGraph::strip() {
+  at::AutoGradMode off(false);
+  for (auto& leaf : inputs) {
+    // One handle here, and one in the node that would accumulate into it.
+    if (leaf.use_count() > 2 || leaf.layout() != at::kStrided) continue;
+    const std::vector<int64_t> strides(leaf.dim(), 0);
+    leaf.set_data(at::empty_strided(leaf.sizes(), strides, leaf.options()));
+  }
+}
+
 void Slot::take(const at::Tensor& saved) {
   version = version_of(saved);
   tensor = detached(saved);
@@ -380,10 +390,6 @@ int replay_tape_end_record(const replay::TapeHandle* tape) {
   return guarded([&] { tape->tape->end_record(); });
 }
 
-int replay_tape_drop_tensors(const replay::TapeHandle* tape) {
-  return guarded([&] { tape->tape->drop_tensors(); });
-}
-
 void replay_tape_info(const replay::TapeHandle* tape, replay::TapeInfo* out) {
   *out = tape->tape->info();
 }
@@ -409,10 +415,18 @@ int replay_graph_new(
     for (size_t i = 0; i < n_leaves; ++i) {
       if (leaves[i] == nullptr) continue;
       graph->leaves[i] = std::make_shared<replay::Gate>();
+      graph->inputs.push_back(*leaves[i]);
       torch::autograd::impl::add_hook(
           *leaves[i], std::make_unique<replay::Catch>(rollout, block, graph->leaves[i]));
     }
     *out = graph.release();
+  });
+}
+
+int replay_graph_drop_tensors(replay::RecordedGraph* graph) {
+  return guarded([&] {
+    graph->tape->drop_tensors();
+    if (!graph->tape->info().filled) graph->strip();
   });
 }
 

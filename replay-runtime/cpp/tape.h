@@ -127,7 +127,12 @@ struct RecordedGraph {
   ~RecordedGraph() {
     if (tape != nullptr) tape->close();
   }
+  // The tensors are to come again: leaves that nobody else holds give up the inputs' storages, which may be dropped, or moved
+  // to the host, before.
+  void strip();
+
   torch::autograd::edge_list roots; // of the recorded outputs
+  std::vector<at::Tensor> inputs; // the leaves themselves
   std::vector<std::shared_ptr<Gate>> leaves; // of the inputs that require grad, null for the others
   std::shared_ptr<Tape> tape;
 };
@@ -169,7 +174,6 @@ void replay_tape_leave();
 int replay_tape_stopping();
 
 int replay_tape_end_record(const replay::TapeHandle* tape);
-int replay_tape_drop_tensors(const replay::TapeHandle* tape);
 
 void replay_tape_info(const replay::TapeHandle* tape, replay::TapeInfo* out);
 int replay_tape_check(const replay::TapeHandle* tape);
@@ -184,6 +188,7 @@ int replay_graph_new(
     const at::Tensor* const* leaves,
     size_t n_leaves,
     replay::RecordedGraph** out);
+int replay_graph_drop_tensors(replay::RecordedGraph* graph);
 void replay_graph_free(replay::RecordedGraph* graph);
 
 }

@@ -15,6 +15,7 @@ use crate::context::{AnyContext, Contexts, run_body};
 use crate::error::{InBlock, Pass, ReplayError};
 use crate::ffi::{self, Fingerprint, Modes, NodeState, RecordedGraph, ShimError, Tape, Use, WeakTensor};
 use crate::leaves::Leaves;
+use crate::link::Link;
 use crate::modes::ModesGuard;
 use crate::options::Check;
 use crate::recorded::{Plan, Recorded};
@@ -28,6 +29,8 @@ pub(crate) struct Call<'c, 'm> {
     pub(crate) label: Rc<Label>,
     pub(crate) inputs: &'c [Option<&'c Tensor>],
     pub(crate) context: Rc<dyn AnyContext + 'm>,
+    /// Its place in a chain.
+    pub(crate) link: Option<Link>,
     pub(crate) body: Rc<Body<'m>>,
 }
 
@@ -249,8 +252,12 @@ impl<'c, 'm> Call<'c, 'm> {
         ffi::attach(state.id, &node, self.inputs, attached).in_block(&self.label.block, "attach the node")?;
         let (recorded, keep) = self.settle_graph(kept, compared).in_block(&self.label.block, "keep the graph")?;
         let number = node.entry;
+        if let Some(link) = &self.link {
+            link.recorded(node.entry);
+        }
         state.insert(Entry {
             label: Rc::clone(&self.label),
+            link: self.link.clone(),
             body: Rc::clone(&self.body),
             contexts,
             modes,
@@ -305,7 +312,7 @@ impl<'c, 'm> Call<'c, 'm> {
         if plan.keep {
             return Ok((Some(recorded), Some(info.bytes)));
         }
-        recorded.tape.drop_tensors()?;
+        recorded.graph.drop_tensors()?;
         Ok((Some(recorded), None))
     }
 
@@ -318,12 +325,20 @@ impl<'c, 'm> Call<'c, 'm> {
         let block = &self.label.block;
         let mut saved = Vec::new();
         let mut records = Vec::new();
-        for (input, print) in self.inputs.iter().zip(prints) {
+        let left_out = self.link.as_ref().map_or(0, |link| if link.keeps_states() { 0 } else { link.states() });
+        for (i, (input, print)) in self.inputs.iter().zip(prints).enumerate() {
             let (Some(input), Some(print)) = (input, print) else {
                 saved.push(None);
                 records.push(None);
                 continue;
             };
+            if i < left_out {
+                let requires_grad = print.requires_grad;
+                let print = Fingerprint { requires_grad: false, ..*print };
+                records.push(Some(InputRecord { print, requires_grad }));
+                saved.push(None);
+                continue;
+            }
             // A variable stays where it is for the model's sake: a copy on the host would free nothing.
             let on_host = self.state.options.offload && !variables.knows(ffi::identity(input));
             let kept = self.state.saved.keep(input, print, on_host).in_block(block, "save an input")?;

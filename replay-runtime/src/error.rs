@@ -65,6 +65,51 @@ pub enum ReplayError {
         output: usize,
     },
 
+    /// [`Rollout::sequential`](crate::Rollout::sequential) was given no layers, or a number of segments into which
+    /// they cannot be cut.
+    #[error(
+        "the layers of `{block}`, {layers} in number, cannot be run in {segments} segments\nask for at least one segment, and for at most as many as there are layers"
+    )]
+    Segments {
+        /// The name that the segments were to have.
+        block: String,
+        /// How many segments were asked for.
+        segments: usize,
+        /// How many layers there are.
+        layers: usize,
+    },
+
+    /// A chain of no steps, which has no states to hand out.
+    #[error("chain `{block}` has no steps\nuse it for one step or more")]
+    NoStep {
+        /// The chain's step.
+        block: String,
+    },
+
+    /// A chain that may not even store the states that it begins with.
+    #[error(
+        "chain `{block}` has 0 slots\nit needs at least one, for the states that it begins with; leave `slots` out to store all"
+    )]
+    NoSlot {
+        /// The chain's step.
+        block: String,
+    },
+
+    /// A step of a chain returned another number of tensors than it was given as states.
+    #[error(
+        "step {step} of chain `{block}` returned another number of tensors than there are states: {found} instead of {expected}\nit must return each state for the next step, in their order; what no step replaces is a `Chain::constant`"
+    )]
+    States {
+        /// The chain's step.
+        block: String,
+        /// Which run of it, from 0.
+        step: usize,
+        /// How many states there are.
+        expected: usize,
+        /// How many tensors it returned.
+        found: usize,
+    },
+
     /// An input was made in inference mode, where LibTorch keeps no versions.
     #[error(
         "input `{input}` of replay block `{block}` was made in inference mode and cannot be recorded\npass a copy made outside of inference mode"
@@ -267,7 +312,8 @@ pub enum ReplayError {
         block: String,
         /// The position of the output, from 0.
         output: usize,
-        /// The largest absolute difference; not a number where one of the two is not.
+        /// The largest absolute difference; not a number where one of the two is not, and where only a sample of the values
+        /// was compared, as for states of a chain that were not stored.
         difference: f64,
     },
 

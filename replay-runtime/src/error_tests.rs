@@ -46,6 +46,10 @@ examples! {
     NoInput [{ block: pump() }]
     UndefinedInput [{ block: pump(), input: flow() }]
     UndefinedOutput [{ block: pump(), output: 0 }]
+    NoStep [{ block: pump() }]
+    NoSlot [{ block: pump() }]
+    States [{ block: pump(), step: 2, expected: 1, found: 3 }]
+    Segments [{ block: pump(), segments: 5, layers: 3 }]
     InferenceInput [{ block: pump(), input: flow() }]
     Device [
         { block: pump(), tensor: "input `flow`".to_owned(), found: "Cuda(1)".to_owned(), expected: "Cuda(0)".to_owned() }

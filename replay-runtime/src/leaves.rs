@@ -38,6 +38,11 @@ impl<'m> Leaves<'m> {
         self.recorded = true;
         self.tensors.iter().flatten().filter(|leaf| leaf.requires_grad()).map(ffi::identity).collect()
     }
+
+    /// Those of a later run whose graph is dropped too.
+    pub(crate) fn again(state: Rc<State<'m>>, label: &Rc<Label>, tensors: Vec<Option<Tensor>>) -> Self {
+        Self { state, label: Rc::clone(label), tensors, recorded: false }
+    }
 }
 
 impl Deref for Leaves<'_> {

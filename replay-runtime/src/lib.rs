@@ -55,14 +55,17 @@
 //! the whole graph where the sums associate alike; the README says when.
 
 mod accumulator;
+mod advance;
 mod block;
 mod buffers;
+mod chain;
 mod context;
 pub mod cuda;
 mod error;
 mod ffi;
 mod input;
 mod leaves;
+mod link;
 mod modes;
 mod options;
 mod output;
@@ -75,11 +78,14 @@ mod report;
 mod rng;
 mod rollout;
 mod saved;
+mod schedule;
+mod sequential;
 mod state;
 mod store;
 mod torch_error;
 mod variables;
 
+pub use chain::Chain;
 pub use context::{ReplayContext, is_replaying};
 pub use error::{Pass, ReplayError};
 pub use input::{ReplayInput, ReplayMeta};

@@ -98,4 +98,27 @@ impl BlockOptions {
         self.early_stop = early_stop;
         self
     }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The same choices for a block of another name.
+    pub(crate) fn renamed(&self, name: String) -> Self {
+        Self { name, ..self.clone() }
+    }
+}
+
+impl From<&str> for BlockOptions {
+    /// A block of that name, without further choices.
+    fn from(name: &str) -> Self {
+        Self::new(name)
+    }
+}
+
+impl From<String> for BlockOptions {
+    /// A block of that name, without further choices.
+    fn from(name: String) -> Self {
+        Self::new(name)
+    }
 }

@@ -191,7 +191,7 @@ impl State<'_> {
         let mut outcome = Ok(());
         let dropped = self.with_entry(number, |entry| {
             if let Some(recorded) = entry.recorded.as_ref().filter(|recorded| recorded.refill.is_some()) {
-                outcome = recorded.tape.drop_tensors();
+                outcome = recorded.graph.drop_tensors();
                 return None;
             }
             entry.recorded.take()

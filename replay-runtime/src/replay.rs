@@ -38,19 +38,23 @@ impl Replayer for State<'_> {
 impl<'m> State<'m> {
     fn replay_block(&self, node: &NodeState, grads: &[Option<Tensor>], out: &mut Replayed) -> Result<(), ReplayError> {
         let entry = self.remove(node.entry);
-        let Some((mut entry, saved)) = entry.zip(node.take_saved()) else {
+        let Some((mut entry, mut saved)) = entry.zip(node.take_saved()) else {
             return Err(ReplayError::Used { block: node.block.to_string() });
         };
         if grads.iter().all(Option::is_none) {
             return Ok(());
         }
+        // What a caller has changed in place, an output perhaps, a replay computes again.
+        let recorded = entry.recorded.take().filter(|recorded| recorded.tape.info().intact);
+        let kept = recorded.as_ref().map(|recorded| recorded.tape.info()).filter(|info| info.filled);
+        if kept.is_none() {
+            self.restore_states(&mut entry, &mut saved)?;
+        }
         let found = self.watch.expected(&entry.variables);
         entry.check_unchanged(&saved, &found)?;
 
-        // What a caller has changed in place, an output perhaps, a replay computes again.
-        let recorded = entry.recorded.take().filter(|recorded| recorded.tape.info().intact);
         self.watch.begin(node.entry, &entry.variables, &found).in_block(&node.block, "put the buffers back")?;
-        if let Some(kept) = recorded.as_ref().map(|recorded| recorded.tape.info()).filter(|info| info.filled) {
+        if let Some(kept) = kept {
             self.ledger.borrow_mut().kept(&node.block, kept.bytes);
         } else {
             let replayed = self.replay_entry(&entry, recorded.as_ref(), &saved)?;
@@ -74,7 +78,7 @@ impl<'m> State<'m> {
         let block = &entry.label.block;
         let started = Instant::now();
         let leaves = entry.leaves(saved)?;
-        let outputs = self.run_again(entry, recorded, &leaves)?;
+        let outputs = self.run_again(entry, recorded, &leaves, Pass::Replay)?;
         entry.check_unwritten(saved)?;
         if entry.label.buffers {
             self.watch.updated(&entry.variables).in_block(block, "read the variables")?;
@@ -84,17 +88,19 @@ impl<'m> State<'m> {
     }
 
     /// Runs the body under the modes, generators and context of its forward. All of them end before the block is
-    /// differentiated, which happens under the caller's, as in plain autograd. `None`: the body was ended early.
-    fn run_again(
+    /// differentiated, which happens under the caller's, as in plain autograd. With [`Pass::Forward`] its graph will be
+    /// dropped, and blocks inside behave as in a forward. `None`: the body was ended early.
+    pub(crate) fn run_again(
         &self,
         entry: &Entry<'m>,
         recorded: Option<&Recorded>,
         leaves: &[Option<Tensor>],
+        graph: Pass,
     ) -> Result<Option<Vec<Tensor>>, ReplayError> {
         let block = &*entry.label.block;
         let generators = ReplayRng::begin(&entry.rng).in_block(block, "set the random number generator")?;
         let modes = ModesGuard::enter(&entry.modes).in_block(block, "set the thread's modes")?;
-        let pass = self.enter(Pass::Replay, entry.contexts.clone());
+        let pass = self.enter(graph, entry.contexts.clone());
         let replaying = ReplayingGuard::enter();
         let run = || run_body(&entry.contexts, block, Pass::Replay, || (entry.body)(&self.handle(), leaves));
         let outcome = match recorded {
@@ -126,7 +132,7 @@ enum Change {
 
 impl Entry<'_> {
     /// New leaves with the saved values.
-    fn leaves(&self, saved: &[Option<Arc<SavedTensor>>]) -> Result<Vec<Option<Tensor>>, ReplayError> {
+    pub(crate) fn leaves(&self, saved: &[Option<Arc<SavedTensor>>]) -> Result<Vec<Option<Tensor>>, ReplayError> {
         let leaves = saved.iter().zip(&self.inputs).map(|(saved, record)| {
             let requires_grad = record.is_some_and(|record| record.requires_grad);
             saved.as_ref().map(|saved| saved.leaf(requires_grad)).transpose()
@@ -157,7 +163,11 @@ impl Entry<'_> {
 
     /// Before the replay, everything that it starts from must be as it was; variables as `expected`, which says what
     /// blocks have made of them since.
-    fn check_unchanged(&self, saved: &[Option<Arc<SavedTensor>>], expected: &Snapshot) -> Result<(), ReplayError> {
+    pub(crate) fn check_unchanged(
+        &self,
+        saved: &[Option<Arc<SavedTensor>>],
+        expected: &Snapshot,
+    ) -> Result<(), ReplayError> {
         let block = self.label.block.to_string();
         if let Some(change) = expected.change().in_block(&block, "read the variables")? {
             let variables::Change { variable, what, .. } = change;
@@ -171,7 +181,7 @@ impl Entry<'_> {
     }
 
     /// And after it too: what it changes, the forward has changed before it, unseen.
-    fn check_unwritten(&self, saved: &[Option<Arc<SavedTensor>>]) -> Result<(), ReplayError> {
+    pub(crate) fn check_unwritten(&self, saved: &[Option<Arc<SavedTensor>>]) -> Result<(), ReplayError> {
         let block = self.label.block.to_string();
         if let Some(error) = self.label.written(&self.variables)? {
             return Err(error);

@@ -10,6 +10,9 @@ use std::time::Duration;
 pub struct BlockReport {
     /// Runs of the body in a forward; those of a block inside another block count each time the outer one runs.
     pub forwards: u64,
+    /// Runs of a chain's step in the backward pass for its states alone, which were not stored; see
+    /// [`Rollout::chain`](crate::Rollout::chain).
+    pub advances: u64,
     /// Replays; fewer than forwards where an output's gradient was not needed, or a graph was kept.
     pub replays: u64,
     /// Of these, replays that were ended as soon as all that the gradient needs was there; see
@@ -22,13 +25,14 @@ pub struct BlockReport {
     pub bytes_kept: u64,
     /// Bytes that recorded graphs took themselves, without tensors: an estimate.
     pub bytes_graphs: u64,
-    /// Bytes of inputs kept from the forward to the replay, each tensor once.
+    /// Bytes of inputs kept from the forward to the replay, each tensor once. What a chain stores in its backward pass is
+    /// not among them.
     pub bytes_saved: u64,
     /// Of these, bytes copied to host memory.
     pub bytes_on_host: u64,
     /// Seconds spent in forwards.
     pub forward_seconds: f64,
-    /// Seconds spent running bodies again.
+    /// Seconds spent running bodies again, for replays and advances.
     pub replay_seconds: f64,
     /// Seconds spent differentiating replayed bodies, replays of blocks inside included.
     pub backward_seconds: f64,
@@ -89,6 +93,12 @@ impl Ledger {
         report.replay_seconds += time.as_secs_f64();
     }
 
+    pub(crate) fn advanced(&mut self, block: &str, time: Duration) {
+        let report = self.of(block);
+        report.advances += 1;
+        report.replay_seconds += time.as_secs_f64();
+    }
+
     pub(crate) fn differentiated(&mut self, block: &str, time: Duration) {
         self.of(block).backward_seconds += time.as_secs_f64();
     }
@@ -98,6 +108,7 @@ impl Ledger {
         let mut total = BlockReport::default();
         for (_, block) in &blocks {
             total.forwards += block.forwards;
+            total.advances += block.advances;
             total.replays += block.replays;
             total.stopped += block.stopped;
             total.kept += block.kept;
@@ -118,15 +129,16 @@ impl fmt::Display for RolloutReport {
         let width = self.blocks.iter().map(|(name, _)| name.len()).max().unwrap_or(0).max(5);
         writeln!(
             f,
-            "{:width$}  forwards  replays  stopped  kept  saved MB  on host MB  forward s  replay s  backward s",
+            "{:width$}  forwards  advances  replays  stopped  kept  saved MB  on host MB  forward s  replay s  backward s",
             "block"
         )?;
         let total = ("total".to_owned(), self.total.clone());
         for (name, block) in self.blocks.iter().chain([&total]) {
             writeln!(
                 f,
-                "{name:width$}  {:8}  {:7}  {:7}  {:4}  {:8.1}  {:10.1}  {:9.3}  {:8.3}  {:10.3}",
+                "{name:width$}  {:8}  {:8}  {:7}  {:7}  {:4}  {:8.1}  {:10.1}  {:9.3}  {:8.3}  {:10.3}",
                 block.forwards,
+                block.advances,
                 block.replays,
                 block.stopped,
                 block.kept,

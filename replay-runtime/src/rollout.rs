@@ -144,10 +144,8 @@ impl<'m> Rollout<'m> {
             label: Rc::new(label),
             inputs,
             context: Rc::new(context),
-            body: Rc::new(move |state, leaves| {
-                let nested = Rollout { state: Rc::clone(state), owner: false, _model: PhantomData };
-                body(&nested, leaves).into_tensors()
-            }),
+            link: None,
+            body: Rc::new(move |state, leaves| body(&Rollout::nested(state), leaves).into_tensors()),
         };
         call.run().map(R::from_tensors)
     }
@@ -225,6 +223,15 @@ impl<'m> Rollout<'m> {
         let captured = captured.values().filter_map(ffi::WeakTensor::upgrade);
         let around = around.into_iter().map(|(_, leaf)| leaf);
         Ok(self.state.trainable().chain(captured).chain(around).collect())
+    }
+
+    /// A handle for blocks inside a block.
+    pub(crate) fn nested(state: &Rc<State<'m>>) -> Self {
+        Self { state: Rc::clone(state), owner: false, _model: PhantomData }
+    }
+
+    pub(crate) fn state(&self) -> &Rc<State<'m>> {
+        &self.state
     }
 
     fn of(state: Rc<State<'m>>) -> Self {
@@ -356,7 +363,7 @@ impl std::fmt::Debug for RolloutBuilder<'_> {
 const EXPECTED_VERSION: &str = "2.13";
 
 /// The shim was compiled against one version's classes; another one's are laid out differently.
-fn check_version() -> Result<(), ReplayError> {
+pub(crate) fn check_version() -> Result<(), ReplayError> {
     static FOUND: OnceLock<String> = OnceLock::new();
     let found = FOUND.get_or_init(|| ffi::library_version().unwrap_or_default());
     // A LibTorch that does not say is taken at its word: its headers were checked when the shim was compiled.

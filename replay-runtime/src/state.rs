@@ -15,6 +15,7 @@ use crate::buffers::Watch;
 use crate::context::Contexts;
 use crate::error::{InBlock, Pass, ReplayError};
 use crate::ffi::{self, Fingerprint, Graveyard, Modes, NodeState, ShimError, WeakTensor};
+use crate::link::Link;
 use crate::options::{BlockOptions, Check, EarlyStop, Keep};
 use crate::output::BoxError;
 use crate::recorded::{KeptGraphs, Recorded};
@@ -62,6 +63,8 @@ impl Label {
 /// What a block's replay needs beside the saved inputs, which are the node's.
 pub(crate) struct Entry<'m> {
     pub(crate) label: Rc<Label>,
+    /// Its place in a chain, whose states may not be saved.
+    pub(crate) link: Option<Link>,
     pub(crate) body: Rc<Body<'m>>,
     pub(crate) contexts: Contexts<'m>,
     pub(crate) modes: Modes,
@@ -246,7 +249,7 @@ impl<'m> State<'m> {
     }
 
     pub(crate) fn remove(&self, number: u64) -> Option<Entry<'m>> {
-        let entry = self.table.borrow_mut().remove(&number);
+        let entry = self.take(number);
         if let Some(recorded) = entry.as_ref().and_then(|entry| entry.recorded.as_ref()) {
             self.forget_recorded(number, recorded);
         }
@@ -258,6 +261,11 @@ impl<'m> State<'m> {
         let table = self.table.borrow();
         let recorded = table.iter().filter_map(|(number, entry)| Some((*number, entry.recorded.as_ref()?.tape.info())));
         recorded.collect()
+    }
+
+    /// Takes an entry out that goes back, or whose rollout ends.
+    pub(crate) fn take(&self, number: u64) -> Option<Entry<'m>> {
+        self.table.borrow_mut().remove(&number)
     }
 
     /// What `change` makes of entry `number`; it must not drop closures or contexts, which run user code then.

@@ -48,6 +48,19 @@ impl NodeState {
         Self { entry, block, saved: Mutex::new(Some(saved)), graveyard }
     }
 
+    /// The saved inputs, which stay; `None` when they were taken out.
+    pub(crate) fn saved(&self) -> Option<Vec<Option<Arc<SavedTensor>>>> {
+        self.saved.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Puts others in their place, unless they were taken out.
+    pub(crate) fn put_saved(&self, saved: Vec<Option<Arc<SavedTensor>>>) {
+        let mut slot = self.saved.lock().unwrap_or_else(PoisonError::into_inner);
+        let old = slot.as_mut().map(|slot| std::mem::replace(slot, saved));
+        drop(slot);
+        drop(old);
+    }
+
     /// Takes the saved inputs out; `None` when that was done before.
     pub(crate) fn take_saved(&self) -> Option<Vec<Option<Arc<SavedTensor>>>> {
         self.saved.lock().unwrap_or_else(PoisonError::into_inner).take()

@@ -144,7 +144,6 @@ unsafe extern "C" {
     pub(super) fn replay_tape_leave();
     pub(super) fn replay_tape_stopping() -> c_int;
     pub(super) fn replay_tape_end_record(tape: *const CTape) -> c_int;
-    pub(super) fn replay_tape_drop_tensors(tape: *const CTape) -> c_int;
     pub(super) fn replay_tape_info(tape: *const CTape, out: *mut TapeInfo);
     pub(super) fn replay_tape_check(tape: *const CTape) -> c_int;
     pub(super) fn replay_graph_new(
@@ -157,5 +156,6 @@ unsafe extern "C" {
         n_leaves: usize,
         out: *mut *mut CGraph,
     ) -> c_int;
+    pub(super) fn replay_graph_drop_tensors(graph: *mut CGraph) -> c_int;
     pub(super) fn replay_graph_free(graph: *mut CGraph);
 }

@@ -117,12 +117,6 @@ impl Tape {
         check(unsafe { sys::replay_tape_end_record(self.0.as_ptr()) })
     }
 
-    /// Drops what was saved; a replay brings it again.
-    pub(crate) fn drop_tensors(&self) -> Result<(), ShimError> {
-        // SAFETY: as above.
-        check(unsafe { sys::replay_tape_drop_tensors(self.0.as_ptr()) })
-    }
-
     pub(crate) fn info(&self) -> TapeInfo {
         let mut out = TapeInfo::default();
         // SAFETY: as above; `out` has the layout of the C++ struct, and C++ writes 0 or 1 to each `bool`.
@@ -200,6 +194,12 @@ impl RecordedGraph {
             )
         })?;
         Ok(Self(NonNull::new(out).expect("the shim answered 0 without a graph")))
+    }
+
+    /// Drops what was saved, and inputs that nobody else holds; a replay brings it again.
+    pub(crate) fn drop_tensors(&self) -> Result<(), ShimError> {
+        // SAFETY: the graph lives as long as `self`, which belongs to one thread.
+        check(unsafe { sys::replay_graph_drop_tensors(self.0.as_ptr()) })
     }
 
     /// Hands the C++ object over.
