@@ -35,8 +35,8 @@ pub struct RolloutReport {
     /// Seconds of the whole backward pass.
     pub seconds: f64,
     /// Bytes of gradients that the rollout copied instead of adding in place: 0 for ordinary models. It copies the
-    /// first gradient of a parameter where that shares storage with another one (as those of parameters that a block puts
-    /// together with `cat`), and old gradients that cannot hold the sum, of a narrower kind than
+    /// first gradient of a parameter where that shares storage with another one (as those of parameters that a block
+    /// puts together with `cat`), and old gradients that cannot hold the sum, of a narrower kind than
     /// [`accumulate_in`](crate::RolloutBuilder::accumulate_in) says or sparse. LibTorch's own copies of first gradients
     /// are not counted.
     pub gradient_bytes_copied: u64,

@@ -1,5 +1,5 @@
-//! Guarantee *accumulation*, where nothing arrives: a gradient that was `None` stays `None`, one that was there stays as
-//! it is, with and without the transaction, in the parameters' own kind and in a wider one.
+//! Guarantee *accumulation*, where nothing arrives: a gradient that was `None` stays `None`, one that was there stays
+//! as it is, with and without the transaction, in the parameters' own kind and in a wider one.
 
 use replay_runtime::{Rollout, RolloutBuilder};
 use replay_tests::{randn, same_bits};
