@@ -205,7 +205,8 @@ void execute_elsewhere(const std::shared_ptr<Run>& run, const edge_list& roots, 
 // Before the next pass adds to gradients in place, each has storage of its own.
 void settle(Run& run) {
   auto& leaves = run.bare;
-  leaves.erase(std::remove_if(leaves.begin(), leaves.end(), settle_grad), leaves.end());
+  const auto settled = [&](const at::Tensor& leaf) { return settle_grad(leaf, run.copied); };
+  leaves.erase(std::remove_if(leaves.begin(), leaves.end(), settled), leaves.end());
 }
 
 // Runs the engine with the token that names `run`. Gradients are accumulated into the leaves.
@@ -294,18 +295,24 @@ int replay_backward(
     const void* replayer,
     const at::Tensor* loss,
     const at::Tensor* const* leaves,
-    size_t n_leaves) {
+    size_t n_leaves,
+    int kind,
+    uint64_t* copied) {
   return guarded([&] {
     const auto run = std::make_shared<replay::Run>(
         replay::Run{rollout, replayer, std::this_thread::get_id(), {}});
-    for (size_t i = 0; i < n_leaves; ++i)
+    replay::WideGrads wide;
+    for (size_t i = 0; i < n_leaves; ++i) {
+      if (kind >= 0) wide.widen(*leaves[i], static_cast<at::ScalarType>(kind), run->copied);
       if (leaves[i]->requires_grad() && !replay::has_grad(*leaves[i])) run->bare.push_back(*leaves[i]);
+    }
     struct Ending {
       replay::Run& run;
       ~Ending() { run.ended = true; }
     } ending{*run};
     const replay::Recording recording;
     replay::execute(run, nullptr, {torch::autograd::impl::gradient_edge(*loss)}, {at::ones_like(*loss)});
+    *copied = run->copied;
   });
 }
 

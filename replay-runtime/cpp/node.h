@@ -87,14 +87,17 @@ int replay_barrier(
 // Makes every backward pass that comes to `leaf` fail with `why`.
 int replay_refuse_grad(const at::Tensor* leaf, const char* why);
 
-// `loss.backward()` in the name of `rollout`, which may accumulate into `leaves`. `replayer` is handed to `run` and
-// `finished`, on the calling thread, and is not used after this function has returned.
+// `loss.backward()` in the name of `rollout`, which may accumulate into `leaves`, in `kind` (a `c10::ScalarType` at
+// least as wide as theirs; -1: each in its own). `replayer` is handed to `run` and `finished`, on the calling thread, and
+// is not used after this function has returned. `copied` gets the bytes of gradients that were copied.
 int replay_backward(
     uint64_t rollout,
     const void* replayer,
     const at::Tensor* loss,
     const at::Tensor* const* leaves,
-    size_t n_leaves);
+    size_t n_leaves,
+    int kind,
+    uint64_t* copied);
 
 // For `NodeCallbacks::run`: a root with the gradient that arrived for it (the root itself is not kept, only where
 // its graph begins), and the leaf that stands for input `index`.

@@ -83,6 +83,8 @@ struct Run {
   // The leaves that have no gradient yet, or had none when it was last looked. Touched by whoever calls the engine; calls
   // around that one wait.
   std::vector<at::Tensor> bare;
+  // Bytes of gradients that were copied; touched as `bare`.
+  uint64_t copied = 0;
   // Written and read by the owner alone.
   bool ended = false;
 };

@@ -10,40 +10,50 @@ use tch::{TchError, Tensor};
 
 use crate::error::ReplayError;
 use crate::ffi::{self, ShimError};
+use crate::state::Options;
 
 /// The gradients of a set of leaves, from the start of a backward pass until it is committed or dropped.
 pub(crate) struct Transaction {
+    /// With what was moved aside; empty where nothing is.
     leaves: Vec<(Tensor, Option<Tensor>)>,
-    _claim: Claim,
+    /// Old gradients of a narrower kind than the new ones are widened.
+    widen: bool,
+    _claim: Option<Claim>,
 }
 
 impl Transaction {
-    /// Moves the gradients of `leaves` (repeated ones once) aside.
-    pub(crate) fn begin(leaves: Vec<Tensor>) -> Result<Self, ReplayError> {
+    /// Moves the gradients of `leaves` (repeated ones once) aside, if `options` say so.
+    pub(crate) fn begin(leaves: &[Tensor], options: Options) -> Result<Self, ReplayError> {
         let mut seen = HashSet::new();
-        let leaves: Vec<_> = leaves.into_iter().filter(|leaf| seen.insert(ffi::identity(leaf))).collect();
-        let mut transaction = Self { _claim: Claim::new(&leaves)?, leaves: Vec::new() };
-        for leaf in leaves {
+        let leaves = leaves.iter().filter(|leaf| seen.insert(ffi::identity(leaf)));
+        let leaves: Vec<_> = leaves.map(Tensor::shallow_clone).collect();
+        let widen = options.accumulate.is_some();
+        // Accumulators that two rollouts widen would not be put back as they were.
+        let claim = (options.transaction || widen).then(|| Claim::new(&leaves)).transpose()?;
+        let mut transaction = Self { leaves: Vec::new(), widen, _claim: claim };
+        for leaf in leaves.into_iter().filter(|_| options.transaction) {
             let old = ffi::take_grad(&leaf).map_err(shim_failed)?;
             transaction.leaves.push((leaf, old));
         }
         Ok(transaction)
     }
 
-    /// Adds the new gradients to the old ones. What was `None` before and received nothing stays `None`.
+    /// Adds the new gradients to the old ones. What was `None` before and received nothing stays `None`. How many bytes
+    /// of gradients had to be copied for it.
     ///
     /// Whether they can be added is known before the first is touched.
-    pub(crate) fn commit(mut self) -> Result<(), ReplayError> {
+    pub(crate) fn commit(mut self) -> Result<u64, ReplayError> {
         for (leaf, old) in &self.leaves {
             check_addable(old.as_ref(), ffi::grad(leaf).map_err(shim_failed)?.as_ref())?;
         }
+        let mut copied = 0;
         for (leaf, old) in &self.leaves {
             if let Some(old) = old {
-                ffi::add_grad(leaf, old).map_err(shim_failed)?;
+                copied += ffi::add_grad(leaf, old, self.widen).map_err(shim_failed)?;
             }
         }
         self.leaves.clear();
-        Ok(())
+        Ok(copied)
     }
 }
 

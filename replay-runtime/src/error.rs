@@ -194,11 +194,24 @@ pub enum ReplayError {
 
     /// A rollout on another thread is differentiating the same variables.
     #[error(
-        "a variable of shape {shape:?} is being differentiated by a rollout on another thread\nlet the two take turns, or build both with `restore_gradients(false)`, which adds to `.grad` as it goes"
+        "a variable of shape {shape:?} is being differentiated by a rollout on another thread\nlet the two take turns, or build both with `restore_gradients(false)` and without `accumulate_in`, which adds to `.grad` as it goes"
     )]
     VariableShared {
         /// The variable's shape.
         shape: Vec<i64>,
+    },
+
+    /// A leaf's gradient does not fit into the kind in which the rollout adds gradients up.
+    #[error(
+        "variable `{variable}` is of kind {found:?}, and its gradient cannot be added up in {kind:?} without loss\nchoose another kind in `accumulate_in`, or leave it out"
+    )]
+    AccumulateKind {
+        /// The variable's name, or what is known of a leaf without one.
+        variable: String,
+        /// Its kind.
+        found: tch::Kind,
+        /// The kind that was chosen.
+        kind: tch::Kind,
     },
 
     /// The body uses a tensor with a history that is not among the block's inputs.

@@ -61,6 +61,7 @@ examples! {
     VariableAdded [{ block: pump() }]
     Escaped [{ block: pump(), input: flow() }]
     VariableShared [{ shape: vec![512, 512] }]
+    AccumulateKind [{ variable: weight(), found: tch::Kind::Double, kind: tch::Kind::Float }]
     Captured [{ block: pump(), operation: "ExpBackward0".to_owned() }]
     InputChanged [{ block: pump(), input: flow() }]
     VariableChanged [{ block: pump(), variable: weight(), what: "values" }]

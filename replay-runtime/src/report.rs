@@ -48,18 +48,27 @@ pub struct RolloutReport {
     pub total: BlockReport,
     /// Seconds of the whole backward pass.
     pub seconds: f64,
+    /// Bytes of gradients that the rollout copied instead of adding in place: 0 for ordinary models. It copies the
+    /// first gradient of a parameter where that shares storage with another one (as those of parameters that a block
+    /// puts together with `cat`), and old gradients that cannot hold the sum, of a narrower kind than
+    /// [`accumulate_in`](crate::RolloutBuilder::accumulate_in) says or sparse. LibTorch's own copies of first gradients
+    /// are not counted.
+    pub gradient_bytes_copied: u64,
 }
 
 /// The counts while the rollout lives.
 #[derive(Default)]
-pub(crate) struct Ledger(BTreeMap<String, BlockReport>);
+pub(crate) struct Ledger {
+    blocks: BTreeMap<String, BlockReport>,
+    gradient_bytes_copied: u64,
+}
 
 impl Ledger {
     fn of(&mut self, block: &str) -> &mut BlockReport {
-        if !self.0.contains_key(block) {
-            self.0.insert(block.to_owned(), BlockReport::default());
+        if !self.blocks.contains_key(block) {
+            self.blocks.insert(block.to_owned(), BlockReport::default());
         }
-        self.0.get_mut(block).expect("inserted above")
+        self.blocks.get_mut(block).expect("inserted above")
     }
 
     pub(crate) fn forward(&mut self, block: &str, time: Duration) {
@@ -103,8 +112,12 @@ impl Ledger {
         self.of(block).backward_seconds += time.as_secs_f64();
     }
 
+    pub(crate) fn gradients_copied(&mut self, bytes: u64) {
+        self.gradient_bytes_copied += bytes;
+    }
+
     pub(crate) fn report(&self, backward: Duration) -> RolloutReport {
-        let blocks: Vec<_> = self.0.iter().map(|(name, report)| (name.clone(), report.clone())).collect();
+        let blocks: Vec<_> = self.blocks.iter().map(|(name, report)| (name.clone(), report.clone())).collect();
         let mut total = BlockReport::default();
         for (_, block) in &blocks {
             total.forwards += block.forwards;
@@ -120,7 +133,8 @@ impl Ledger {
             total.replay_seconds += block.replay_seconds;
             total.backward_seconds += block.backward_seconds;
         }
-        RolloutReport { blocks, total, seconds: backward.as_secs_f64() }
+        let gradient_bytes_copied = self.gradient_bytes_copied;
+        RolloutReport { blocks, total, seconds: backward.as_secs_f64(), gradient_bytes_copied }
     }
 }
 
@@ -149,7 +163,11 @@ impl fmt::Display for RolloutReport {
                 block.backward_seconds,
             )?;
         }
-        write!(f, "whole backward pass: {:.3} s", self.seconds)
+        write!(f, "whole backward pass: {:.3} s", self.seconds)?;
+        match self.gradient_bytes_copied {
+            0 => Ok(()),
+            bytes => write!(f, ", {:.1} MB of gradients copied", megabytes(bytes)),
+        }
     }
 }
 

@@ -4,11 +4,14 @@ use std::cell::Cell;
 use std::marker::PhantomData;
 use std::panic::resume_unwind;
 use std::rc::Rc;
-use std::sync::OnceLock;
 use std::time::Instant;
 
 use tch::{Device, Tensor};
 
+mod accumulate;
+mod version;
+
+pub(crate) use self::version::check_version;
 use crate::accumulator::Transaction;
 use crate::block::Call;
 use crate::context::{NoContext, ReplayContext};
@@ -167,9 +170,11 @@ impl<'m> Rollout<'m> {
         self.check_loss(loss)?;
         let started = Instant::now();
         let leaves = self.leaves(loss)?;
-        let handles = || leaves.iter().map(Tensor::shallow_clone).collect();
-        let transaction = self.state.options.transaction.then(|| Transaction::begin(handles())).transpose()?;
-        let outcome = ffi::backward(self.state.id, &*self.state, loss, &leaves);
+        self.check_kinds(&leaves)?;
+        let options = self.state.options;
+        let transaction = Transaction::begin(&leaves, options)?;
+        let outcome = ffi::backward(self.state.id, &*self.state, loss, &leaves, options.accumulate);
+        let outcome = outcome.map(|copied| self.state.ledger.borrow_mut().gradients_copied(copied));
         let buffers = self.state.watch.end_all();
         if let Some(failure) = self.failure(outcome) {
             drop((transaction, self));
@@ -179,9 +184,8 @@ impl<'m> Rollout<'m> {
             };
         }
         buffers.map_err(|error| ReplayError::Backward { source: error.into() })?;
-        if let Some(transaction) = transaction {
-            transaction.commit()?;
-        }
+        let copied = transaction.commit()?;
+        self.state.ledger.borrow_mut().gradients_copied(copied);
         Ok(self.state.ledger.borrow().report(started.elapsed()))
     }
 
@@ -358,17 +362,4 @@ impl std::fmt::Debug for RolloutBuilder<'_> {
         let stores = self.stores.len();
         f.debug_struct("RolloutBuilder").field("stores", &stores).field("options", &self.options).finish()
     }
-}
-
-const EXPECTED_VERSION: &str = "2.13";
-
-/// The shim was compiled against one version's classes; another one's are laid out differently.
-pub(crate) fn check_version() -> Result<(), ReplayError> {
-    static FOUND: OnceLock<String> = OnceLock::new();
-    let found = FOUND.get_or_init(|| ffi::library_version().unwrap_or_default());
-    // A LibTorch that does not say is taken at its word: its headers were checked when the shim was compiled.
-    if found.is_empty() || found.starts_with(EXPECTED_VERSION) {
-        return Ok(());
-    }
-    Err(ReplayError::Version { found: found.clone(), expected: EXPECTED_VERSION })
 }

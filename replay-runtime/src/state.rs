@@ -9,7 +9,7 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use tch::{Device, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use crate::buffers::Watch;
 use crate::context::Contexts;
@@ -101,7 +101,7 @@ pub(crate) struct Escaped {
 #[derive(PartialEq)]
 pub(crate) struct OutputRecord {
     pub(crate) size: Vec<i64>,
-    pub(crate) kind: tch::Kind,
+    pub(crate) kind: Kind,
     pub(crate) device: Device,
     pub(crate) requires_grad: bool,
 }
@@ -133,6 +133,8 @@ pub(crate) struct Options {
     pub(crate) offload: bool,
     /// A failed backward pass puts old gradients back.
     pub(crate) transaction: bool,
+    /// The kind in which gradients are added up, Float or Double; `None`: each in its leaf's own.
+    pub(crate) accumulate: Option<Kind>,
     pub(crate) check: Check,
     pub(crate) rng: RngPolicy,
     pub(crate) keep: Keep,
@@ -146,6 +148,7 @@ impl Default for Options {
             inference: false,
             offload: false,
             transaction: true,
+            accumulate: None,
             check: Check::default(),
             rng,
             keep: Keep::default(),
@@ -233,6 +236,12 @@ impl<'m> State<'m> {
             });
             trainable.into_iter().chain(others)
         })
+    }
+
+    /// What a variable of the stores is called.
+    pub(crate) fn name_of(&self, variable: &Tensor) -> Option<String> {
+        let mut named = self.stores.iter().flat_map(|store| store.named());
+        named.find(|(_, other)| ffi::identity(other) == ffi::identity(variable)).map(|(name, _)| name)
     }
 
     /// How many variables the stores have now.

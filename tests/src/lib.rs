@@ -4,6 +4,7 @@
 //! LibTorch's autograd over one block at a time, on detached inputs, last block first, the gradients of variables
 //! added up in that order. They agree bit for bit where sums associate alike; a test says which it uses.
 
+pub mod narrow;
 pub mod program;
 
 use std::cell::RefCell;

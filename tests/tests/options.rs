@@ -9,8 +9,9 @@ use tch::{Device, Kind, Tensor, nn};
 type Choice = (&'static str, fn(RolloutBuilder<'_>) -> RolloutBuilder<'_>);
 
 /// The choices that are not the default's.
-const CHOICES: [Choice; 8] = [
+const CHOICES: [Choice; 9] = [
     ("offload", |builder| builder.offload(true)),
+    ("accumulate_in", |builder| builder.accumulate_in(Kind::Float)),
     ("restore_gradients", |builder| builder.restore_gradients(false)),
     ("check", |builder| builder.check(Check::Values)),
     ("serialize_rng", |builder| builder.serialize_rng(false)),
@@ -167,11 +168,16 @@ fn defaults_can_be_said() {
 /// Reads the builder's source: each public choice is tried here.
 #[test]
 fn no_choice_is_missing() {
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../replay-runtime/src/rollout.rs");
-    let source = std::fs::read_to_string(source).unwrap();
-    let builder =
-        source.split("impl<'m> RolloutBuilder<'m> {").nth(1).expect("the builder").split("\n}\n").next().unwrap();
-    let public: Vec<_> = builder.split("pub fn ").skip(1).map(|text| text.split(['(', '<']).next().unwrap()).collect();
+    let sources = ["rollout.rs", "rollout/accumulate.rs"].map(|file| {
+        let path = format!("{}/../replay-runtime/src/{file}", env!("CARGO_MANIFEST_DIR"));
+        std::fs::read_to_string(path).unwrap()
+    });
+    let builders = [(&sources[0], "impl<'m> RolloutBuilder<'m> {"), (&sources[1], "impl RolloutBuilder<'_> {")];
+    let builders = builders.map(|(source, header)| source.split(header).nth(1).expect("the builder"));
+    let builders = builders.iter().filter_map(|builder| builder.split("\n}\n").next());
+    let public: Vec<_> = builders
+        .flat_map(|builder| builder.split("pub fn ").skip(1).map(|text| text.split(['(', '<']).next().unwrap()))
+        .collect();
     let tried: Vec<_> = CHOICES.iter().map(|(name, _)| *name).chain(["store", "build"]).collect();
     assert!(public.len() > 2, "{public:?}");
     assert!(public.iter().all(|choice| tried.contains(choice)), "{public:?} are offered, {tried:?} are tried");

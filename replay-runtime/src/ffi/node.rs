@@ -8,7 +8,7 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tch::{Device, Tensor};
+use tch::{Device, Kind, Tensor};
 use torch_sys::C_tensor;
 
 use super::sys::{self, CReplayed, NodeCallbacks};
@@ -150,18 +150,31 @@ pub(crate) fn refuse_grad(leaf: &Tensor, why: &str) -> Result<(), ShimError> {
     check(unsafe { sys::replay_refuse_grad(leaf.as_ptr(), why.as_ptr()) })
 }
 
-/// `loss.backward()` in the name of `rollout`, each of whose nodes calls `replayer`; it may accumulate into `leaves`.
+/// `loss.backward()` in the name of `rollout`, each of whose nodes calls `replayer`; it may accumulate into `leaves`, in
+/// `kind`, which is Float or Double and at least as wide as theirs. How many bytes of gradients were copied.
 pub(crate) fn backward(
     rollout: u64,
     replayer: &dyn Replayer,
     loss: &Tensor,
     leaves: &[Tensor],
-) -> Result<(), ShimError> {
+    kind: Option<Kind>,
+) -> Result<u64, ShimError> {
     let handle: *const &dyn Replayer = &raw const replayer;
     let leaves = raw(leaves);
+    let mut copied = 0;
+    // As in `c10::ScalarType`.
+    let kind = match kind {
+        None => -1,
+        Some(Kind::Double) => 7,
+        Some(_) => 6,
+    };
     // SAFETY: the shim hands `handle` to callbacks on this thread only, and only before this call returns, so
     // `replayer` outlives its uses and never meets another thread. The tensors are borrowed for the call.
-    check(unsafe { sys::replay_backward(rollout, handle.cast(), loss.as_ptr(), leaves.as_ptr(), leaves.len()) })
+    check(unsafe {
+        let (leaves, n_leaves) = (leaves.as_ptr(), leaves.len());
+        sys::replay_backward(rollout, handle.cast(), loss.as_ptr(), leaves, n_leaves, kind, &raw mut copied)
+    })?;
+    Ok(copied)
 }
 
 /// `kAnyAge` in `cpp/node.h`.

@@ -58,6 +58,8 @@ unsafe extern "C" {
         loss: *const C_tensor,
         leaves: *const *const C_tensor,
         n_leaves: usize,
+        kind: c_int,
+        copied: *mut u64,
     ) -> c_int;
     pub(super) fn replay_push_root(replayed: *mut CReplayed, root: *const C_tensor, grad: *const C_tensor) -> c_int;
     pub(super) fn replay_push_leaf(replayed: *mut CReplayed, index: usize, leaf: *const C_tensor) -> c_int;
@@ -90,7 +92,12 @@ unsafe extern "C" {
     pub(super) fn replay_nbytes(tensor: *const C_tensor) -> u64;
     pub(super) fn replay_get_grad(tensor: *const C_tensor, out: *mut *mut C_tensor) -> c_int;
     pub(super) fn replay_take_grad(tensor: *const C_tensor, out: *mut *mut C_tensor) -> c_int;
-    pub(super) fn replay_add_grad(tensor: *const C_tensor, old: *const C_tensor) -> c_int;
+    pub(super) fn replay_add_grad(
+        tensor: *const C_tensor,
+        old: *const C_tensor,
+        widen: c_int,
+        copied: *mut u64,
+    ) -> c_int;
     pub(super) fn replay_set_grad(tensor: *const C_tensor, grad: *const C_tensor) -> c_int;
 
     pub(super) fn replay_saved_new(tensor: *const C_tensor, on_host: c_int, out: *mut *mut CSaved) -> c_int;

@@ -107,10 +107,13 @@ pub(crate) fn set_grad(tensor: &Tensor, grad: Option<&Tensor>) -> Result<(), Shi
     check(unsafe { sys::replay_set_grad(tensor.as_ptr(), grad) })
 }
 
-/// Adds `.grad` to `old`, in place where `old` can hold the sum, and puts the sum into `.grad`.
-pub(crate) fn add_grad(tensor: &Tensor, old: &Tensor) -> Result<(), ShimError> {
+/// Adds `old` and `.grad`, in place in `old` where that can hold the sum, else in place in `.grad`, and puts the sum into
+/// `.grad`. The bytes of a sum that neither can hold. With `widen`, an `old` of a narrower kind cannot.
+pub(crate) fn add_grad(tensor: &Tensor, old: &Tensor, widen: bool) -> Result<u64, ShimError> {
+    let mut copied = 0;
     // SAFETY: both are borrowed for the call; an in-place operation goes through the shared handle, as in tch.
-    check(unsafe { sys::replay_add_grad(tensor.as_ptr(), old.as_ptr()) })
+    check(unsafe { sys::replay_add_grad(tensor.as_ptr(), old.as_ptr(), c_int::from(widen), &raw mut copied) })?;
+    Ok(copied)
 }
 
 /// Whether two tensors have equal sizes, kinds, devices and bits; a failure to compare counts as a difference.
