@@ -3,9 +3,9 @@
 
 use std::path::{Path, PathBuf};
 
-const SOURCES: [&str; 4] = ["cpp/grad.cpp", "cpp/node.cpp", "cpp/rng.cpp", "cpp/state.cpp"];
-const HEADERS: [&str; 7] =
-    ["cpp/grad.h", "cpp/guard.h", "cpp/hooks.h", "cpp/node.h", "cpp/pass.h", "cpp/rng.h", "cpp/state.h"];
+const SOURCES: [&str; 5] = ["cpp/grad.cpp", "cpp/live.cpp", "cpp/node.cpp", "cpp/rng.cpp", "cpp/state.cpp"];
+const HEADERS: [&str; 8] =
+    ["cpp/grad.h", "cpp/guard.h", "cpp/hooks.h", "cpp/live.h", "cpp/node.h", "cpp/pass.h", "cpp/rng.h", "cpp/state.h"];
 
 fn main() {
     for file in SOURCES.iter().chain(&HEADERS) {

@@ -3,12 +3,15 @@
 use std::time::Instant;
 
 use anyhow::{Context as _, Result};
+use replay_runtime::bench_support;
 use serde::{Deserialize, Serialize};
-use tch::Tensor;
 
+use crate::check;
+use crate::gradients::{fingerprint, gradients, norm};
+use crate::law::{Parts, count};
 use crate::modes::Mode;
 use crate::process::{cpu_seconds, memory_mb, page_faults};
-use crate::workload::{Setup, Workload};
+use crate::workload::{How, Setup, Workload};
 
 /// What to run.
 #[derive(clap::Args, Clone, Debug)]
@@ -24,6 +27,9 @@ pub(crate) struct Options {
     /// Threads of LibTorch.
     #[arg(long, default_value_t = 2)]
     pub(crate) threads: i32,
+    /// Instead of the time, take one step's live bytes, and compare its gradients with those of a plain step.
+    #[arg(long)]
+    pub(crate) check: bool,
 }
 
 /// The answer, one line of JSON. The Python peers' answer has the first fields too.
@@ -50,16 +56,27 @@ pub(crate) struct Measured {
     /// A hash of the bits of all gradients.
     #[serde(default)]
     pub(crate) gradients: Option<String>,
+    /// What a plain step consists of.
+    #[serde(default)]
+    pub(crate) parts: Option<Parts>,
+    /// The version of LibTorch.
+    #[serde(default)]
+    pub(crate) torch: String,
 }
 
 /// Runs and prints the answer.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    println!("{}", serde_json::to_string(&measure(options)?)?);
+    let mode = Mode::named(&options.arm).with_context(|| format!("there is no arm `{}`", options.arm))?;
+    let answer = if options.check {
+        serde_json::to_string(&check::check(options, mode)?)?
+    } else {
+        serde_json::to_string(&measure(options, mode)?)?
+    };
+    println!("{answer}");
     Ok(())
 }
 
-fn measure(options: &Options) -> Result<Measured> {
-    let mode = Mode::named(&options.arm).with_context(|| format!("there is no arm `{}`", options.arm))?;
+fn measure(options: &Options, mode: Mode) -> Result<Measured> {
     tch::set_num_threads(options.threads);
     // What LibTorch sets up at its first step is no part of the peak; the peers do the same.
     Setup::new(Workload::Tiny, 1)?.train(mode, || ())?;
@@ -68,16 +85,24 @@ fn measure(options: &Options) -> Result<Measured> {
     setup.forget_gradients();
     let (loss, report) = setup.train(mode, || ())?;
     let (mut wall, mut cpu) = (Vec::new(), Vec::new());
+    let (mut forward, mut backward) = (Vec::new(), Vec::new());
     for _ in 0..options.repeats {
         let (wall_start, cpu_start) = (Instant::now(), cpu_seconds());
+        let mut cpu_between = cpu_start;
         setup.forget_gradients();
-        setup.train(mode, || ())?;
+        setup.train(mode, || cpu_between = cpu_seconds())?;
         wall.push(wall_start.elapsed().as_secs_f64());
-        cpu.push(cpu_seconds() - cpu_start);
+        let cpu_end = cpu_seconds();
+        cpu.push(cpu_end - cpu_start);
+        forward.push(cpu_between - cpu_start);
+        backward.push(cpu_end - cpu_between);
     }
     let peak_mb = memory_mb("VmHWM")? - base;
     let page_faults = page_faults()?;
     let gradients = gradients(&setup);
+    let per_block = |seconds: &[f64]| least(seconds) / count(options.blocks);
+    let plain =
+        (mode == Mode::Plain).then(|| parts(&setup, options.repeats, per_block(&forward), per_block(&backward)));
     Ok(Measured {
         workload: options.workload,
         arm: options.arm.clone(),
@@ -92,7 +117,9 @@ fn measure(options: &Options) -> Result<Measured> {
         loss,
         grad_norm: norm(&gradients),
         saved_bytes: report.map(|report| report.total.bytes_saved),
-        gradients: Some(format!("{:016x}", hash(&gradients))),
+        gradients: Some(fingerprint(&gradients)),
+        parts: plain.transpose()?,
+        torch: bench_support::libtorch_version(),
     })
 }
 
@@ -106,34 +133,23 @@ fn median(values: &mut [f64]) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// All gradients, by name.
-fn gradients(setup: &Setup) -> Vec<(String, Option<Tensor>)> {
-    let grad = |tensor: &Tensor| Some(tensor.grad()).filter(Tensor::defined);
-    let mut all: Vec<_> = setup.vs.variables().iter().map(|(name, tensor)| (name.clone(), grad(tensor))).collect();
-    all.sort_by(|a, b| a.0.cmp(&b.0));
-    all
-}
-
-fn norm(gradients: &[(String, Option<Tensor>)]) -> f64 {
-    let squares = |tensor: &Tensor| tensor.to_kind(tch::Kind::Double).square().sum(tch::Kind::Double).double_value(&[]);
-    gradients.iter().filter_map(|(_, grad)| grad.as_ref()).map(squares).sum::<f64>().sqrt()
-}
-
-/// FNV-1a over the bits of all gradients, and over which there are.
-fn hash(gradients: &[(String, Option<Tensor>)]) -> u64 {
-    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
-    let mut feed = |byte: u8| hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-    for (name, grad) in gradients {
-        name.bytes().for_each(&mut feed);
-        feed(u8::from(grad.is_some()));
-        grad.iter().flat_map(bytes).for_each(&mut feed);
-    }
-    hash
-}
-
-fn bytes(tensor: &Tensor) -> Vec<u8> {
-    let tensor = tensor.contiguous();
-    let mut bytes = vec![0; tensor.numel() * tensor.kind().elt_size_in_bytes()];
-    tensor.copy_data_u8(&mut bytes, tensor.numel());
-    bytes
+/// The parts of a plain step that the step itself does not show, each the least of `repeats`.
+fn parts(setup: &Setup, repeats: usize, forward: f64, backward: f64) -> Result<Parts> {
+    let time = |run: &dyn Fn() -> Result<()>| -> Result<f64> {
+        let mut seconds = Vec::new();
+        for _ in 0..repeats {
+            let start = cpu_seconds();
+            run()?;
+            seconds.push(cpu_seconds() - start);
+        }
+        Ok(least(&seconds))
+    };
+    let bare = time(&|| tch::no_grad(|| setup.forward(&How::Plain).map(drop)).map_err(Into::into))?;
+    // Both alone and with the graph dropped at once, so that the quotient is one of the operations'.
+    let state = setup.first.detach().set_requires_grad(true);
+    let again = |step: &dyn Fn()| time(&|| Ok((0..setup.blocks).for_each(|_| step())));
+    let head = again(&|| drop(setup.model.until_last_save(&state, &setup.cond)))?;
+    let whole = again(&|| drop(setup.model.step(&state, &setup.cond)))?;
+    let bare_forward = bare / count(setup.blocks);
+    Ok(Parts { bare_forward, forward, until_last_save: forward * (head / whole).min(1.0), backward })
 }

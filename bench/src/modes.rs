@@ -3,6 +3,8 @@
 use replay_runtime::{BlockOptions, Rollout};
 use tch::nn::VarStore;
 
+use crate::law::Law;
+
 /// A way to take the gradient of a rollout in this program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
@@ -14,7 +16,8 @@ pub(crate) enum Mode {
     Full,
 }
 
-/// Every mode that exists, with the name of its arm. A new one has a line here and one in each `match` below.
+/// Every mode that exists, with the name of its arm, in the order of the tables. A new one (`replay+keep1`,
+/// `replay+keep-all`) has a line here and one in each `match` below.
 const MODES: [(&str, Mode); 4] =
     [("plain", Mode::Plain), ("plain-again", Mode::Plain), ("replay", Mode::Replay), ("replay+full", Mode::Full)];
 
@@ -50,28 +53,8 @@ impl Mode {
     /// How the cost of a step is predicted.
     pub(crate) fn law(self) -> Law {
         match self {
-            Self::Plain => Law { graph_in_forward: true, kept: Kept::All, stops_early: false },
-            Self::Replay | Self::Full => Law { graph_in_forward: true, kept: Kept::Last(0), stops_early: false },
+            Self::Plain => Law { graph_in_forward: true, kept: i64::MAX, stops_early: false },
+            Self::Replay | Self::Full => Law { graph_in_forward: true, kept: 0, stops_early: false },
         }
     }
-}
-
-/// What a mode does, as far as its cost depends on it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Law {
-    /// Forwards record the graph (F), or run without (f).
-    pub(crate) graph_in_forward: bool,
-    /// The blocks that are not replayed.
-    pub(crate) kept: Kept,
-    /// Replays end after the last tensor that the derivative needs.
-    pub(crate) stops_early: bool,
-}
-
-/// The blocks whose graphs are kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kept {
-    /// The newest ones.
-    Last(u32),
-    /// All of them.
-    All,
 }

@@ -62,18 +62,17 @@ impl Workload {
         }
     }
 
+    /// The fewest blocks that it can have; it can have any multiple.
+    pub(crate) fn least_blocks(self) -> i64 {
+        if self == Self::Nested { INNER } else { 1 }
+    }
+
     /// Whether the Python peers have it.
     pub(crate) fn has_peers(self) -> bool {
         matches!(self, Self::Mlp | Self::Decoder | Self::Rollout | Self::Tiny | Self::Context)
     }
 
-    /// Whether a block adds up a gradient that plain autograd adds up in another order: inside a block its input is
-    /// used twice, and once more after it. Gradients then agree to rounding only.
-    pub(crate) fn sums_in_another_order(self) -> bool {
-        matches!(self, Self::Decoder | Self::Context | Self::Cnn)
-    }
-
-    /// How often a block's forward runs before its graph is differentiated, beside the first time.
+    /// How deep blocks are nested.
     pub(crate) fn levels(self) -> u32 {
         if self == Self::Nested { 2 } else { 1 }
     }
@@ -85,7 +84,7 @@ pub(crate) struct Setup {
     pub(crate) model: Box<dyn Model>,
     pub(crate) first: Tensor,
     pub(crate) cond: Tensor,
-    blocks: i64,
+    pub(crate) blocks: i64,
     inner: Option<i64>,
     /// Serves to set gradients to `None` alone.
     optimizer: nn::Optimizer,

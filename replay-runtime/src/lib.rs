@@ -55,6 +55,8 @@
 //! the whole graph where the sums associate alike; the README says when.
 
 mod accumulator;
+#[doc(hidden)]
+pub mod bench_support;
 mod block;
 mod buffers;
 mod context;
