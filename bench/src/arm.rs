@@ -147,7 +147,12 @@ fn parts(setup: &Setup, repeats: usize, forward: f64, backward: f64) -> Result<P
     let bare = time(&|| tch::no_grad(|| setup.forward(&How::Plain).map(drop)).map_err(Into::into))?;
     // Both alone and with the graph dropped at once, so that the quotient is one of the operations'.
     let state = setup.first.detach().set_requires_grad(true);
-    let again = |step: &dyn Fn()| time(&|| Ok((0..setup.blocks).for_each(|_| step())));
+    let again = |step: &dyn Fn()| {
+        time(&|| {
+            (0..setup.blocks).for_each(|_| step());
+            Ok(())
+        })
+    };
     let head = again(&|| drop(setup.model.until_last_save(&state, &setup.cond)))?;
     let whole = again(&|| drop(setup.model.step(&state, &setup.cond)))?;
     let bare_forward = bare / count(setup.blocks);

@@ -105,8 +105,8 @@ fn one(options: &Options, launcher: &Launcher, workload: Workload) -> Result<Vec
 fn sweep(options: &Options, launcher: &Launcher) -> Result<Vec<Point>> {
     let workloads = options.workloads();
     let workload = if workloads.contains(&Workload::Decoder) { Workload::Decoder } else { workloads[0] };
-    let (least, last) = (workload.least_blocks(), if options.quick { 3 } else { 4 });
-    let blocks: Vec<_> = (0..last).map(|i| least << i).collect();
+    let points = if options.quick { 3 } else { 4 };
+    let blocks: Vec<_> = (0..points).map(|i| workload.least_blocks() << i).collect();
     let mut arms = rounds::arms(workload, launcher, &options.arms);
     arms.retain(|arm| Mode::named(arm).is_some() && arm != "plain-again");
     scaling::sweep(launcher, workload, &arms, &blocks)

@@ -152,8 +152,8 @@ impl Model for Cnn {
     }
 
     fn until_last_save(&self, state: &Tensor, cond: &Tensor) -> Tensor {
-        let [(norm, conv), (last_norm, _)] = &self.layers;
-        let inner = conv.forward(&norm.forward_t(&(state + cond), true).relu());
+        let [first, (last_norm, _)] = &self.layers;
+        let inner = first.1.forward(&first.0.forward_t(&(state + cond), true).relu());
         last_norm.forward_t(&inner, true).relu()
     }
 }

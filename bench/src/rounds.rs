@@ -15,7 +15,7 @@ pub(crate) type Round = BTreeMap<String, Measured>;
 /// What the rounds of one workload gave.
 #[derive(Debug)]
 pub(crate) struct Rounds {
-    pub(crate) rounds: Vec<Round>,
+    pub(crate) all: Vec<Round>,
     /// Rounds that were run again, since their two plain processes differed too much.
     pub(crate) repeated: usize,
     /// Rounds that still differed too much after the last attempt, and count nevertheless.
@@ -44,7 +44,7 @@ pub(crate) fn run(
     arms: &[String],
     rounds: usize,
 ) -> Result<Rounds> {
-    let mut result = Rounds { rounds: Vec::new(), repeated: 0, noisy: 0 };
+    let mut result = Rounds { all: Vec::new(), repeated: 0, noisy: 0 };
     for number in 0..rounds {
         let mut attempt = 0;
         loop {
@@ -58,7 +58,7 @@ pub(crate) fn run(
             );
             if noise <= NOISE || attempt == ATTEMPTS {
                 result.noisy += usize::from(noise > NOISE);
-                result.rounds.push(round);
+                result.all.push(round);
                 break;
             }
             attempt += 1;

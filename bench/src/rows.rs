@@ -64,7 +64,7 @@ pub(crate) struct Point {
 
 /// The rows of one workload. A gradient that is not the plain one's is an error.
 pub(crate) fn rows(workload: Workload, arms: &[String], rounds: &Rounds, checks: &[Checked]) -> Result<Vec<Row>> {
-    ensure!(!rounds.rounds.is_empty(), "no rounds");
+    ensure!(!rounds.all.is_empty(), "no rounds");
     for checked in checks {
         right_gradients(checked)?;
     }
@@ -88,13 +88,13 @@ fn right_gradients(checked: &Checked) -> Result<()> {
 
 fn row(workload: Workload, arm: &str, rounds: &Rounds, checked: Option<&Checked>) -> Result<Row> {
     let runs: Vec<(&Measured, &Measured)> =
-        rounds.rounds.iter().map(|round| Ok((of(round, arm)?, of(round, base(arm))?))).collect::<Result<_>>()?;
+        rounds.all.iter().map(|round| Ok((of(round, arm)?, of(round, base(arm))?))).collect::<Result<_>>()?;
     let median_of = |value: &dyn Fn(&(&Measured, &Measured)) -> f64| median(runs.iter().map(value));
     let (first, _) = runs[0];
     let points: Vec<_> = runs.iter().map(|(run, plain)| point(run, plain)).collect();
     let ratio = median(points.iter().map(|point| point.ratio));
     let predicted = Mode::named(arm).filter(|&mode| mode != Mode::Plain).map(|mode| {
-        let parts = rounds.rounds.iter().filter_map(|round| round.get("plain")?.parts);
+        let parts = rounds.all.iter().filter_map(|round| round.get("plain")?.parts);
         median(parts.map(|parts| mode.law().ratio(&parts, first.blocks, workload.levels())))
     });
     Ok(Row {
@@ -149,8 +149,8 @@ fn to_peers(arm: &str, rounds: &Rounds) -> Result<BTreeMap<String, f64>> {
     if is_peer(arm) {
         return Ok(ratios);
     }
-    for (peer, _) in PEERS.iter().filter(|(peer, _)| rounds.rounds[0].contains_key(*peer)) {
-        let quotients = rounds.rounds.iter().map(|round| {
+    for (peer, _) in PEERS.iter().filter(|(peer, _)| rounds.all[0].contains_key(*peer)) {
+        let quotients = rounds.all.iter().map(|round| {
             let own = |arm| Ok::<_, anyhow::Error>(of(round, arm)?.cpu_min / of(round, base(arm))?.cpu_min);
             Ok(own(arm)? / own(peer)?)
         });

@@ -29,7 +29,7 @@ fn rounds(values: &[[f64; 4]]) -> Rounds {
     let round = |values: &[f64; 4]| {
         arms.iter().zip(values).map(|(arm, &cpu)| ((*arm).to_owned(), measured(arm, cpu))).collect()
     };
-    Rounds { rounds: values.iter().map(round).collect(), repeated: 0, noisy: 0 }
+    Rounds { all: values.iter().map(round).collect(), repeated: 0, noisy: 0 }
 }
 
 fn of_arm(arm: &str, rounds: &Rounds) -> Row {

@@ -46,7 +46,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             point.live_peak_mb
         );
     }
-    growths(&points).iter().for_each(|growth| println!("{growth}"));
+    for growth in growths(&points) {
+        println!("{growth}");
+    }
     Ok(())
 }
 
