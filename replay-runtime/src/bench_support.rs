@@ -36,3 +36,19 @@ pub fn reset_live_peak() {
 pub fn libtorch_version() -> String {
     ffi::library_version().unwrap_or_default()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_counted_while_another_thread_runs() {
+        let (stop, stopped) = std::sync::mpsc::channel::<()>();
+        let other = std::thread::spawn(move || stopped.recv());
+        assert!(!count_live_bytes().expect("LibTorch answers"));
+        let _tensor = tch::Tensor::zeros([1000], (tch::Kind::Float, tch::Device::Cpu));
+        assert_eq!((live_bytes(), live_peak()), (0, 0));
+        drop(stop);
+        assert!(other.join().expect("the other thread ends").is_err());
+    }
+}
