@@ -3,12 +3,15 @@
 
 use std::path::{Path, PathBuf};
 
-const SOURCES: [&str; 5] = ["cpp/grad.cpp", "cpp/node.cpp", "cpp/rng.cpp", "cpp/state.cpp", "cpp/tape.cpp"];
-const HEADERS: [&str; 8] =
-    ["cpp/grad.h", "cpp/guard.h", "cpp/hooks.h", "cpp/node.h", "cpp/pass.h", "cpp/rng.h", "cpp/state.h", "cpp/tape.h"];
+/// In `cpp/`; each has a header of its name.
+const SOURCES: [&str; 6] = ["grad", "live", "node", "rng", "state", "tape"];
+/// Headers alone.
+const HEADERS: [&str; 3] = ["guard", "hooks", "pass"];
 
 fn main() {
-    for file in SOURCES.iter().chain(&HEADERS) {
+    let sources = SOURCES.map(|name| format!("cpp/{name}.cpp"));
+    let headers = SOURCES.iter().chain(&HEADERS).map(|name| format!("cpp/{name}.h"));
+    for file in sources.iter().cloned().chain(headers) {
         println!("cargo::rerun-if-changed={file}");
     }
     // torch-sys compiles nothing and says nothing under `doc-only`.
@@ -31,7 +34,7 @@ fn main() {
     build
         .cpp(true)
         .std("c++17")
-        .files(SOURCES)
+        .files(&sources)
         .flag(format!("-isystem{}", include.join("torch/csrc/api/include").display()))
         .define("_GLIBCXX_USE_CXX11_ABI", "1")
         // Unoptimised, the shim would show up in every block's cost.

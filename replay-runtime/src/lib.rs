@@ -56,6 +56,8 @@
 
 mod accumulator;
 mod advance;
+#[doc(hidden)]
+pub mod bench_support;
 mod block;
 mod buffers;
 mod chain;

@@ -45,6 +45,12 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
+    /// Measure times and memory of replay blocks; the arguments are the benchmark's own (`--help`, `--quick`).
+    #[command(disable_help_flag = true)]
+    Bench {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<OsString>,
+    },
     /// Run all tests; the arguments go to the test programs (a name to filter by, or `--nocapture`).
     #[command(disable_help_flag = true)]
     Test {
@@ -78,6 +84,7 @@ fn run(command: Command) -> Result<()> {
             Ok(())
         }
         Command::Demo { args } => demo(&env, &args),
+        Command::Bench { args } => bench(&env, &args),
         Command::Test { args } => test(&env, &args),
         Command::Ci => ci::run(&env),
         Command::Soak(options) => soak::run(&env, &options),
@@ -88,6 +95,13 @@ fn demo(env: &Environment, args: &[OsString]) -> Result<()> {
     libtorch::ensure(env, libtorch::Flavour::Cpu)?;
     let mut cargo = cargo::command(env);
     cargo.args(["run", "--locked", "--package", "replay-examples", "--example", "forecast", "--"]);
+    cargo::check(cargo.args(args))
+}
+
+fn bench(env: &Environment, args: &[OsString]) -> Result<()> {
+    libtorch::ensure(env, libtorch::Flavour::Cpu)?;
+    let mut cargo = cargo::command(env);
+    cargo.args(["run", "--locked", "--package", "replay-bench", "--"]);
     cargo::check(cargo.args(args))
 }
 
@@ -113,6 +127,13 @@ mod tests {
         let cli = Cli::try_parse_from(["xtask", "demo", "--steps", "3", "--help"]).unwrap();
         let Command::Demo { args } = cli.command else { panic!("not the demo") };
         assert_eq!(args, ["--steps", "3", "--help"]);
+    }
+
+    #[test]
+    fn flags_of_the_benchmark_are_handed_on() {
+        let cli = Cli::try_parse_from(["xtask", "bench", "--quick", "--help"]).unwrap();
+        let Command::Bench { args } = cli.command else { panic!("not the benchmark") };
+        assert_eq!(args, ["--quick", "--help"]);
     }
 
     #[test]

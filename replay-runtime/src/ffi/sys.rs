@@ -1,4 +1,4 @@
-//! The `extern "C"` functions of `cpp/grad.h`, `cpp/node.h`, `cpp/rng.h`, `cpp/state.h` and `cpp/tape.h`, where each is described.
+//! The `extern "C"` functions of the headers in `cpp/`, where each is described.
 
 use std::ffi::{c_char, c_int, c_void};
 use torch_sys::C_tensor;
@@ -128,6 +128,10 @@ unsafe extern "C" {
     pub(super) fn replay_watch_begin(cuda_index: c_int, out: *mut *mut CWatch) -> c_int;
     pub(super) fn replay_watch_state(watch: *const CWatch, device_type: c_int, out: *mut *mut C_tensor) -> c_int;
     pub(super) fn replay_watch_end(watch: *mut CWatch);
+    pub(super) fn replay_live_install() -> c_int;
+    pub(super) fn replay_live_bytes() -> u64;
+    pub(super) fn replay_live_peak() -> u64;
+    pub(super) fn replay_live_reset_peak();
     pub(super) fn replay_has_cuda() -> c_int;
     pub(super) fn replay_version(out: *mut c_char, capacity: usize) -> c_int;
 
