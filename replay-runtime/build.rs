@@ -3,9 +3,20 @@
 
 use std::path::{Path, PathBuf};
 
-const SOURCES: [&str; 4] = ["cpp/grad.cpp", "cpp/node.cpp", "cpp/rng.cpp", "cpp/state.cpp"];
-const HEADERS: [&str; 7] =
-    ["cpp/grad.h", "cpp/guard.h", "cpp/hooks.h", "cpp/node.h", "cpp/pass.h", "cpp/rng.h", "cpp/state.h"];
+const SOURCES: [&str; 7] =
+    ["cpp/grad.cpp", "cpp/node.cpp", "cpp/print.cpp", "cpp/rng.cpp", "cpp/saved.cpp", "cpp/state.cpp", "cpp/walk.cpp"];
+const HEADERS: [&str; 10] = [
+    "cpp/grad.h",
+    "cpp/guard.h",
+    "cpp/hooks.h",
+    "cpp/node.h",
+    "cpp/pass.h",
+    "cpp/print.h",
+    "cpp/rng.h",
+    "cpp/saved.h",
+    "cpp/state.h",
+    "cpp/walk.h",
+];
 
 fn main() {
     for file in SOURCES.iter().chain(&HEADERS) {

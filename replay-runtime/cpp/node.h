@@ -33,9 +33,6 @@ struct Replayed {
   std::vector<std::shared_ptr<at::Tensor>> leaves;
 };
 
-// For `replay_leaves`: nodes of any age and thread.
-constexpr uint64_t kAnyAge = UINT64_MAX;
-
 // Implemented in Rust (src/ffi/node.rs). None of them unwinds.
 struct NodeCallbacks {
   // Runs the block again and fills `replayed`. `grads` (borrowed, null where undefined) are those of the recorded
@@ -96,19 +93,5 @@ int replay_backward(
 // its graph begins), and the leaf that stands for input `index`.
 int replay_push_root(replay::Replayed* replayed, const at::Tensor* root, const at::Tensor* grad);
 int replay_push_leaf(replay::Replayed* replayed, size_t index, const at::Tensor* leaf);
-
-// The number that the next node made on this thread will get.
-uint64_t replay_sequence();
-
-// Calls `visit(context, impl, variable)` for each leaf that the graphs of `roots` accumulate into. Unless `since`
-// is `kAnyAge`, a node of this thread with a lower number ends the walk with `kCaptured` and its name. `cuda_index` gets
-// the index of a CUDA device that the graphs compute on, -1 where there is none.
-int replay_leaves(
-    const at::Tensor* const* roots,
-    size_t n,
-    uint64_t since,
-    void (*visit)(void* context, uintptr_t impl, const at::Tensor* variable),
-    void* context,
-    int* cuda_index);
 
 }

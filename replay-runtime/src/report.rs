@@ -12,7 +12,9 @@ pub struct BlockReport {
     pub forwards: u64,
     /// Replays; fewer than forwards where an output's gradient was not needed.
     pub replays: u64,
-    /// Bytes of inputs kept from the forward to the replay, each tensor once.
+    /// Bytes that inputs keep alive from the forward to the replay: each storage once and whole, however many views of it
+    /// there are, in the row of the first block that keeps it; or, copied to the host, the values of each distinct view
+    /// once. What a variable holds costs nothing.
     pub bytes_saved: u64,
     /// Of these, bytes copied to host memory.
     pub bytes_on_host: u64,

@@ -142,7 +142,7 @@ pub(crate) fn backward(
     check(unsafe { sys::replay_backward(rollout, handle.cast(), loss.as_ptr(), leaves.as_ptr(), leaves.len()) })
 }
 
-/// `kAnyAge` in `cpp/node.h`.
+/// `kAnyAge` in `cpp/walk.h`.
 const ANY_AGE: u64 = u64::MAX;
 
 /// What a walk over graphs finds.
@@ -155,7 +155,7 @@ pub(crate) struct Graph {
 
 /// Follows the graphs of `roots`.
 pub(crate) fn graph<'t>(roots: impl IntoIterator<Item = &'t Tensor>) -> Result<Graph, ShimError> {
-    walk(&raw(roots), ANY_AGE)
+    walk(&raw(roots), ANY_AGE, &|_| false)
 }
 
 /// The number that the next node made on this thread will get; for [`graph_since`].
@@ -165,28 +165,40 @@ pub(crate) fn sequence() -> u64 {
 }
 
 /// [`graph`], and an error with [`Code::Captured`](super::Code::Captured) and the name of the node when a graph
-/// reaches one that this thread made before `since`.
-pub(crate) fn graph_since<'t>(roots: impl IntoIterator<Item = &'t Tensor>, since: u64) -> Result<Graph, ShimError> {
-    walk(&raw(roots), since)
+/// reaches one that this thread made before `since`. Leaves that are `known`, by identity, are left out.
+pub(crate) fn graph_since<'t>(
+    roots: impl IntoIterator<Item = &'t Tensor>,
+    since: u64,
+    known: &dyn Fn(usize) -> bool,
+) -> Result<Graph, ShimError> {
+    walk(&raw(roots), since, known)
 }
 
-fn walk(roots: &[*const C_tensor], since: u64) -> Result<Graph, ShimError> {
+struct Walk<'k> {
+    leaves: Vec<(usize, Tensor)>,
+    known: &'k dyn Fn(usize) -> bool,
+}
+
+fn walk(roots: &[*const C_tensor], since: u64, known: &dyn Fn(usize) -> bool) -> Result<Graph, ShimError> {
     extern "C" fn visit(context: *mut c_void, identity: usize, variable: *const C_tensor) {
-        // SAFETY: `context` is the vector below, which nobody else uses during the walk; `variable` is borrowed
-        // for this call and copied by its count. Nothing here unwinds but running out of memory, which aborts.
+        // SAFETY: `context` is the object below, which nobody else uses during the walk; `variable` is borrowed
+        // for this call and copied by its count. Nothing here unwinds: `known` searches lists, and running out of
+        // memory aborts, as a panic would, which does not leave an `extern "C"` function.
         unsafe {
-            let found = &mut *context.cast::<Vec<(usize, Tensor)>>();
-            found.push((identity, Tensor::clone_from_ptr(variable.cast_mut())));
+            let walk = &mut *context.cast::<Walk<'_>>();
+            if !(walk.known)(identity) {
+                walk.leaves.push((identity, Tensor::clone_from_ptr(variable.cast_mut())));
+            }
         }
     }
-    let mut leaves: Vec<(usize, Tensor)> = Vec::new();
+    let mut walk = Walk { leaves: Vec::new(), known };
     let mut cuda: c_int = -1;
-    // SAFETY: the roots are borrowed for the call, and `visit` gets the vector only while it runs.
+    // SAFETY: the roots are borrowed for the call, and `visit` gets the object only while it runs.
     check(unsafe {
-        let context = (&raw mut leaves).cast();
+        let context = (&raw mut walk).cast();
         sys::replay_leaves(roots.as_ptr(), roots.len(), since, visit, context, &raw mut cuda)
     })?;
-    Ok(Graph { leaves, cuda: usize::try_from(cuda).ok().map(Device::Cuda) })
+    Ok(Graph { leaves: walk.leaves, cuda: usize::try_from(cuda).ok().map(Device::Cuda) })
 }
 
 extern "C" fn run(
