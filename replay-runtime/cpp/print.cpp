@@ -1,5 +1,6 @@
 #include "print.h"
 
+#include <ATen/ops/equal.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>

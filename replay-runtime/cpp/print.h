@@ -3,7 +3,7 @@
 
 #include "guard.h"
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
 
 #include <cstddef>
 #include <cstdint>

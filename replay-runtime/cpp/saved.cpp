@@ -1,5 +1,7 @@
 #include "saved.h"
 
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/empty_strided.h>
 #include <c10/core/GradMode.h>
 
 #include <cstring>

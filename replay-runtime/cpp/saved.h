@@ -4,7 +4,7 @@
 #include "guard.h"
 #include "print.h"
 
-#include <ATen/ATen.h>
+#include <ATen/core/Tensor.h>
 
 #include <cstdint>
 
