@@ -4,7 +4,8 @@
 use std::path::{Path, PathBuf};
 
 /// In `cpp/`; each has a header of its name.
-const SOURCES: [&str; 6] = ["grad", "live", "node", "rng", "state", "tape"];
+const SOURCES: [&str; 9] =
+    ["grad", "live", "node", "print", "rng", "saved", "state", "tape", "walk"];
 /// Headers alone.
 const HEADERS: [&str; 3] = ["guard", "hooks", "pass"];
 

@@ -76,4 +76,12 @@ int guarded(Body&& body) noexcept {
   }
 }
 
+// The value of `body`, or zero where it throws.
+template <class Value, class Body>
+Value value_of(Body&& body) noexcept {
+  Value value{};
+  guarded([&] { value = body(); });
+  return value;
+}
+
 } // namespace replay

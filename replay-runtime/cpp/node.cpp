@@ -4,14 +4,11 @@
 #include "pass.h"
 #include "tape.h"
 
-#include <ATen/SequenceNumber.h>
 #include <ATen/ThreadLocalState.h>
-#include <ATen/record_function.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/StreamGuard.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>
-#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/headeronly/version.h>
@@ -23,7 +20,6 @@
 #include <memory>
 #include <optional>
 #include <thread>
-#include <unordered_set>
 #include <vector>
 
 static_assert(
@@ -104,8 +100,14 @@ class Arrival : public Node {
   }
   std::string name() const override { return replay().name(); }
 
-  // What travels along the edge.
-  static at::Tensor signal() { return at::zeros({}, at::kFloat); }
+  // What travels along the edge; nobody reads it. Never destroyed: nodes may outlive the program's own end.
+  static const at::Tensor& signal() {
+    static const auto* zero = [] {
+      const Recording recording;
+      return new at::Tensor(at::zeros({}, at::kFloat));
+    }();
+    return *zero;
+  }
 
  private:
   // By the edge, which the engine holds while this runs. A reference of its own would make the end of a long chain
@@ -233,7 +235,6 @@ void execute(
 } // namespace replay
 
 using replay::guarded;
-using replay::kAnyAge;
 
 namespace {
 torch::autograd::edge_list edges_to(const at::Tensor* const* inputs, size_t n) {
@@ -356,57 +357,5 @@ int replay_push_graph(
       graph->leaves[i]->open(slot);
     }
     graph->tape->open();
-  });
-}
-
-uint64_t replay_sequence() {
-  return at::sequence_number::peek();
-}
-
-int replay_leaves(
-    const at::Tensor* const* roots,
-    size_t n,
-    uint64_t since,
-    void (*visit)(void* context, uintptr_t impl, const at::Tensor* variable),
-    void* context,
-    int* cuda_index,
-    const uint64_t* spans,
-    size_t n_spans,
-    uint8_t* touched) {
-  return guarded([&] {
-    *cuda_index = -1;
-    std::unordered_set<torch::autograd::Node*> seen;
-    std::vector<torch::autograd::Node*> open;
-    const auto push = [&](torch::autograd::Node* node) {
-      if (node != nullptr && seen.insert(node).second) open.push_back(node);
-    };
-    // A leaf among the roots has an accumulator that only this edge keeps alive.
-    std::vector<torch::autograd::Edge> edges;
-    for (size_t i = 0; i < n; ++i)
-      if (roots[i]->requires_grad()) edges.push_back(torch::autograd::impl::gradient_edge(*roots[i]));
-    for (const auto& edge : edges) push(edge.function.get());
-
-    const uint64_t thread = at::RecordFunction::currentThreadId();
-    while (!open.empty()) {
-      auto* node = open.back();
-      open.pop_back();
-      if (auto* leaf = dynamic_cast<torch::autograd::AccumulateGrad*>(node)) {
-        visit(context, reinterpret_cast<uintptr_t>(leaf->variable.unsafeGetTensorImpl()), &leaf->variable);
-        continue;
-      }
-      // Numbers are per thread, and a gradient taken inside the body makes nodes on the threads of devices.
-      if (since != kAnyAge && node->sequence_nr() < since && node->thread_id() == thread)
-        throw replay::Refused(replay::kCaptured, node->name());
-      if (n_spans != 0 && node->thread_id() == thread) {
-        // The number of bounds that are not beyond it is odd inside of a span.
-        const auto at = std::upper_bound(spans, spans + 2 * n_spans, node->sequence_nr()) - spans;
-        if (at % 2 == 1) touched[at / 2] = 1;
-      }
-      for (uint32_t i = 0; i < node->num_inputs(); ++i) {
-        const auto device = node->input_metadata(i).device();
-        if (device.is_cuda()) *cuda_index = device.index();
-      }
-      for (const auto& edge : node->next_edges()) push(edge.function.get());
-    }
   });
 }

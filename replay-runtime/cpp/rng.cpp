@@ -7,30 +7,90 @@
 #include <ATen/record_function.h>
 
 #include <atomic>
-#include <functional>
+#include <cstring>
 #include <memory>
 #include <mutex>
-#include <string_view>
+#include <optional>
 #include <unordered_set>
 
 namespace replay {
+
+// What the next numbers of a generator depend on. LibTorch's own way to read the CPU's makes a tensor of 5 KB; this one
+// is read and compared around each block.
+struct GeneratorState {
+  explicit GeneratorState(at::Device device) : device(device) {}
+  at::Device device;
+  at::mt19937_data_pod engine{}; // it and the next two: the CPU's
+  std::optional<float> float_normal;
+  std::optional<double> double_normal;
+  at::Tensor other; // of another device's, as LibTorch gives it
+};
 
 struct Watch {
   Watch(Watch* outer, int cuda_index) : outer(outer), cuda_index(cuda_index) {}
   Watch* outer;
   int cuda_index;
   bool drew = false;
-  at::Tensor cpu;
-  at::Tensor cuda;
+  std::optional<GeneratorState> cpu;
+  std::optional<GeneratorState> cuda;
   std::exception_ptr error;
 };
 
 namespace {
 
-at::Tensor state_of(at::Device device) {
-  auto generator = at::globalContext().defaultGenerator(device);
+GeneratorState state_of(at::Device device) {
+  GeneratorState state(device);
+  at::Generator generator = at::globalContext().defaultGenerator(device);
   std::lock_guard<std::mutex> lock(generator.mutex());
-  return generator.get_state();
+  if (device.is_cpu()) {
+    auto* cpu = at::check_generator<at::CPUGeneratorImpl>(generator);
+    state.engine = cpu->engine().data();
+    state.float_normal = cpu->next_float_normal_sample();
+    state.double_normal = cpu->next_double_normal_sample();
+  } else {
+    state.other = generator.get_state();
+  }
+  return state;
+}
+
+void put(const GeneratorState& state) {
+  at::Generator generator = at::globalContext().defaultGenerator(state.device);
+  std::lock_guard<std::mutex> lock(generator.mutex());
+  if (state.device.is_cpu()) {
+    auto* cpu = at::check_generator<at::CPUGeneratorImpl>(generator);
+    at::mt19937 engine(0);
+    engine.set_data(state.engine);
+    cpu->set_engine(engine);
+    cpu->set_next_float_normal_sample(state.float_normal);
+    cpu->set_next_double_normal_sample(state.double_normal);
+  } else {
+    generator.set_state(state.other);
+  }
+}
+
+// Bit for bit, also where a sample is not a number.
+template <class Number>
+bool same(const std::optional<Number>& a, const std::optional<Number>& b) {
+  return a.has_value() == b.has_value() && (!a || std::memcmp(&*a, &*b, sizeof(Number)) == 0);
+}
+
+bool same(const at::Tensor& a, const at::Tensor& b) {
+  if (!a.defined() || !b.defined()) return a.defined() == b.defined();
+  TORCH_CHECK(
+      a.is_cpu() && b.is_cpu() && a.is_contiguous() && b.is_contiguous(),
+      "the state of a generator is bytes in host memory");
+  return a.nbytes() == b.nbytes() && std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0;
+}
+
+// Field by field: there is room between them.
+bool same(const at::mt19937_data_pod& a, const at::mt19937_data_pod& b) {
+  return a.seed_ == b.seed_ && a.left_ == b.left_ && a.seeded_ == b.seeded_ && a.next_ == b.next_ &&
+      std::memcmp(a.state_.data(), b.state_.data(), sizeof(a.state_)) == 0;
+}
+
+bool same(const GeneratorState& a, const GeneratorState& b) {
+  return a.device == b.device && same(a.engine, b.engine) && same(a.float_normal, b.float_normal) &&
+      same(a.double_normal, b.double_normal) && same(a.other, b.other);
 }
 
 std::atomic<int> threads{0};
@@ -153,24 +213,24 @@ at::Device device_of(int device_type, int index) {
 }
 } // namespace
 
-int replay_rng_get(int device_type, int index, at::Tensor** out) {
-  return guarded([&] { *out = new at::Tensor(replay::state_of(device_of(device_type, index))); });
+int replay_rng_read(int device_type, int index, replay::GeneratorState** out) {
+  return guarded([&] { *out = new replay::GeneratorState(replay::state_of(device_of(device_type, index))); });
 }
 
-int replay_rng_set(int device_type, int index, const at::Tensor* state) {
-  return guarded([&] {
-    auto generator = at::globalContext().defaultGenerator(device_of(device_type, index));
-    std::lock_guard<std::mutex> lock(generator.mutex());
-    generator.set_state(*state);
-  });
+int replay_rng_write(const replay::GeneratorState* state) {
+  return guarded([&] { replay::put(*state); });
 }
 
-int replay_bytes_hash(const at::Tensor* tensor, uint64_t* out) {
-  return guarded([&] {
-    TORCH_CHECK(tensor->is_cpu() && tensor->is_contiguous(), "the state of a generator is bytes in host memory");
-    const auto* bytes = static_cast<const char*>(tensor->const_data_ptr());
-    *out = std::hash<std::string_view>{}(std::string_view(bytes, tensor->nbytes()));
-  });
+int replay_rng_stands(const replay::GeneratorState* state, int* out) {
+  return guarded([&] { *out = replay::same(*state, replay::state_of(state->device)); });
+}
+
+int replay_rng_equal(const replay::GeneratorState* a, const replay::GeneratorState* b, int* out) {
+  return guarded([&] { *out = replay::same(*a, *b); });
+}
+
+void replay_rng_free(replay::GeneratorState* state) noexcept {
+  delete state;
 }
 
 int replay_draws_register(int join) {
@@ -207,12 +267,12 @@ int replay_watch_begin(int cuda_index, replay::Watch** out) {
   });
 }
 
-int replay_watch_state(const replay::Watch* watch, int device_type, at::Tensor** out) {
+int replay_watch_state(const replay::Watch* watch, int device_type, replay::GeneratorState** out) {
   return guarded([&] {
     *out = nullptr;
     if (watch->error) std::rethrow_exception(watch->error);
     const auto& state = static_cast<at::DeviceType>(device_type) == at::kCUDA ? watch->cuda : watch->cpu;
-    if (state.defined()) *out = new at::Tensor(state);
+    if (state) *out = new replay::GeneratorState(*state);
   });
 }
 

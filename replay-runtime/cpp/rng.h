@@ -9,11 +9,8 @@
 
 #include "guard.h"
 
-#include <ATen/ATen.h>
-
-#include <cstdint>
-
 namespace replay {
+struct GeneratorState;
 struct Watch;
 
 // A number that changes with every draw, for comparing a block's two runs. 0 where the thread watches for its first draw and
@@ -23,10 +20,14 @@ uint64_t generators_stand(int cuda_index);
 
 extern "C" {
 
-int replay_rng_get(int device_type, int index, at::Tensor** out);
-int replay_rng_set(int device_type, int index, const at::Tensor* state);
-// Hash of the bytes of a CPU tensor.
-int replay_bytes_hash(const at::Tensor* tensor, uint64_t* out);
+// Where the device's default generator stands.
+int replay_rng_read(int device_type, int index, replay::GeneratorState** out);
+// Puts the generator there again.
+int replay_rng_write(const replay::GeneratorState* state);
+// Whether it stands there now.
+int replay_rng_stands(const replay::GeneratorState* state, int* out);
+int replay_rng_equal(const replay::GeneratorState* a, const replay::GeneratorState* b, int* out);
+void replay_rng_free(replay::GeneratorState* state) noexcept;
 
 // Counts the calling thread among those with rollouts, until it ends. It joins, if wanted: while it is not alone,
 // its draws wait for those of others that joined, and theirs for its own.
@@ -42,7 +43,7 @@ void replay_draws_release() noexcept;
 // calling thread, which joins, and then holds the mutex until its end. Ends on the same thread, innermost first.
 int replay_watch_begin(int cuda_index, replay::Watch** out);
 // The state before the first draw; null where nothing was drawn.
-int replay_watch_state(const replay::Watch* watch, int device_type, at::Tensor** out);
+int replay_watch_state(const replay::Watch* watch, int device_type, replay::GeneratorState** out);
 void replay_watch_end(replay::Watch* watch) noexcept;
 
 }

@@ -1,5 +1,4 @@
-// Everything else that the runtime needs of LibTorch and tch does not offer: saved inputs, versions, gradients,
-// thread modes. Functions that answer with a value instead of a code give 0 or null when LibTorch fails. Each function
+// Everything else that the runtime needs of LibTorch and tch does not offer: detached tensors, identities, thread modes. Functions that answer with a value instead of a code give 0 or null when LibTorch fails. Each function
 // touches only what it is given and the state of the calling thread.
 #pragma once
 
@@ -11,18 +10,6 @@
 #include <cstdint>
 
 namespace replay {
-struct SavedTensor;
-struct WeakTensor;
-
-// What must not differ between forward and replay. `set_data` bumps no version, so the pointer counts too; and
-// writes through `data()`, as LibTorch's SGD does, leave all of this as it was, so a few values count as well.
-struct Fingerprint {
-  uint64_t version;
-  uint64_t data;
-  uint64_t sample; // hash of a few values in host memory
-  uint64_t layout; // hash of dtype, device, sizes and strides
-  uint8_t requires_grad;
-};
 
 // The modes of the calling thread (the last four: of the process) that change what an operation computes.
 struct Modes {
@@ -37,9 +24,6 @@ struct Modes {
   uint8_t deterministic_warn_only;
   uint8_t deterministic_fill;
 };
-
-// Hash of dtype, device, sizes and strides.
-uint64_t layout_hash(const at::Tensor& tensor);
 } // namespace replay
 
 extern "C" {
@@ -51,28 +35,9 @@ int replay_detach_output(const at::Tensor* tensor, int aliases, at::Tensor** out
 // A copy of whatever layout, without history.
 int replay_copy(const at::Tensor* tensor, at::Tensor** out);
 
-int replay_fingerprint(const at::Tensor* tensor, replay::Fingerprint* out);
-// Equal sizes, dtypes, devices and bits. Sparse tensors are compared as dense ones.
-int replay_same_bits(const at::Tensor* a, const at::Tensor* b, int* out);
-// Gives a tensor values from before, and the version from before: for whoever saved it then, nothing has happened.
-int replay_put_values(const at::Tensor* tensor, const at::Tensor* value, uint64_t version);
-
 uintptr_t replay_impl(const at::Tensor* tensor);
 // Identity of the storage, 0 where there is none or it is empty.
 uintptr_t replay_storage(const at::Tensor* tensor);
-uint64_t replay_nbytes(const at::Tensor* tensor);
-
-int replay_saved_new(const at::Tensor* tensor, int on_host, replay::SavedTensor** out);
-int replay_saved_leaf(const replay::SavedTensor* saved, int requires_grad, at::Tensor** out);
-int replay_saved_on_host(const replay::SavedTensor* saved);
-int replay_saved_fingerprint(const replay::SavedTensor* saved, replay::Fingerprint* out);
-void replay_saved_free(replay::SavedTensor* saved);
-
-replay::WeakTensor* replay_weak_new(const at::Tensor* tensor);
-// A new tensor, or null when the last strong reference is gone.
-at::Tensor* replay_weak_lock(const replay::WeakTensor* weak);
-void replay_weak_free(replay::WeakTensor* weak);
-
 int replay_inference_mode();
 // For tests: inference mode on this thread, from the one call to the other.
 void* replay_inference_enter();

@@ -1,6 +1,6 @@
 #include "tape.h"
+#include "print.h"
 #include "rng.h"
-#include "state.h"
 
 #include <ATen/SequenceNumber.h>
 #include <ATen/SparseCsrTensorUtils.h>

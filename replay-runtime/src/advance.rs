@@ -108,7 +108,7 @@ impl Entry<'_> {
             if differs(&record.print, &print) {
                 return Err(ReplayError::ValuesDiffer { block: block.to_owned(), output, difference: f64::NAN });
             }
-            let kept = SavedTensor::new(&state, on_host).in_block(block, "save a state")?;
+            let kept = SavedTensor::new(&state, on_host, None).in_block(block, "save a state")?;
             record.print = kept.fingerprint().in_block(block, "save a state")?;
             *place = Some(Arc::new(kept));
         }

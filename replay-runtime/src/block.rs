@@ -1,7 +1,6 @@
 //! One call of a block: check the inputs, run the body in grad mode on detached leaves, drop the graph, and put a
 //! node before the outputs that can run it all again.
 
-use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
@@ -122,8 +121,8 @@ impl<'c, 'm> Call<'c, 'm> {
         let prints = self.prints()?;
         let leaves = Leaves::of(self.state, &self.label, self.inputs).in_block(block, "detach the inputs")?;
         let cuda = self.state.cuda.get();
-        let rng =
-            ForwardRng::begin(self.state.options.rng, cuda).in_block(block, "read the random number generator")?;
+        let rng = ForwardRng::begin(self.state.options.rng, cuda, &self.state.rng_states)
+            .in_block(block, "read the random number generator")?;
 
         let buffers = ForwardGuard::new(&self.state.watch, &variables);
         let guard = ModesGuard::enter(&modes).in_block(block, "set the thread's modes")?;
@@ -185,7 +184,9 @@ impl<'c, 'm> Call<'c, 'm> {
     ) -> Result<Vec<(Tensor, Fingerprint)>, ReplayError> {
         let block = &self.label.block;
         let roots = outputs.iter().filter(|output| output.requires_grad());
-        let found = ffi::graph_since(roots, since).map_err(|error| {
+        let inputs: Vec<_> = leaves.iter().flatten().map(ffi::identity).collect();
+        let known = |identity| inputs.contains(&identity) || variables.knows(identity);
+        let found = ffi::graph_since(roots, since, &known).map_err(|error| {
             if error.code == ffi::Code::Captured {
                 ReplayError::Captured { block: block.to_string(), operation: error.brief }
             } else {
@@ -196,30 +197,23 @@ impl<'c, 'm> Call<'c, 'm> {
         if let Some(device) = found.cuda {
             self.check_known(device)?;
         }
-        let inputs: HashSet<_> = leaves.iter().flatten().map(ffi::identity).collect();
-        found
-            .leaves
-            .into_iter()
-            .filter(|(identity, _)| !inputs.contains(identity) && !variables.knows(*identity))
-            .map(|(identity, leaf)| {
-                self.state.check_not_escaped(identity)?;
-                self.state.captured.borrow_mut().insert(identity, WeakTensor::new(&leaf));
-                let print = ffi::fingerprint(&leaf).in_block(block, "read a captured tensor")?;
-                Ok((leaf, print))
-            })
-            .collect()
+        let captured = found.leaves.into_iter().map(|(identity, leaf)| {
+            self.state.check_not_escaped(identity)?;
+            self.state.captured.borrow_mut().insert(identity, WeakTensor::new(&leaf));
+            let print = ffi::fingerprint(&leaf).in_block(block, "read a captured tensor")?;
+            Ok((leaf, print))
+        });
+        captured.collect()
     }
 
     /// The outputs without their graph. One whose storage is known elsewhere too is handed out as a view on which
     /// an in-place operation is an error: its gradient could not follow the change.
     fn detach(&self, forward: &Forward<'m>) -> Result<Vec<Tensor>, ReplayError> {
-        let mut count: HashMap<usize, usize> = HashMap::new();
         let inputs = forward.leaves.iter().flatten();
         let captured = forward.captured.iter().map(|(leaf, _)| leaf);
-        for storage in inputs.chain(captured).chain(&forward.outputs).filter_map(ffi::storage) {
-            *count.entry(storage).or_default() += 1;
-        }
-        let aliased = |storage| count[&storage] > 1 || forward.variables.holds(storage);
+        let storages: Vec<_> = inputs.chain(captured).chain(&forward.outputs).filter_map(ffi::storage).collect();
+        let several = |storage| storages.iter().filter(|&&other| other == storage).count() > 1;
+        let aliased = |storage| several(storage) || forward.variables.holds(storage);
         let outputs =
             forward.outputs.iter().map(|output| ffi::detach_output(output, ffi::storage(output).is_some_and(aliased)));
         outputs.collect::<Result<_, _>>().in_block(&self.label.block, "detach the outputs")
@@ -340,8 +334,9 @@ impl<'c, 'm> Call<'c, 'm> {
                 continue;
             }
             // A variable stays where it is for the model's sake: a copy on the host would free nothing.
-            let on_host = self.state.options.offload && !variables.knows(ffi::identity(input));
-            let kept = self.state.saved.keep(input, print, on_host).in_block(block, "save an input")?;
+            let held = ffi::storage(input).is_some_and(|storage| variables.holds(storage));
+            let on_host = self.state.options.offload && !held;
+            let kept = self.state.saved.keep(input, print, on_host, held).in_block(block, "save an input")?;
             self.state.ledger.borrow_mut().saved(block, kept.bytes, kept.saved.is_on_host());
             let print = kept.saved.fingerprint().in_block(block, "save an input")?;
             records.push(Some(InputRecord { print, requires_grad: input.requires_grad() }));

@@ -11,8 +11,17 @@ use crate::variables::Snapshot;
 #[derive(Default)]
 pub(crate) struct Watch {
     last: RefCell<Option<Rc<Snapshot>>>,
-    /// For replays under way, innermost last: the number of the entry, and what its end brings back.
-    replaced: RefCell<Vec<(u64, Rc<Snapshot>)>>,
+    /// For replays under way, innermost last.
+    replaced: RefCell<Vec<Replaced>>,
+}
+
+/// What the end of a replay brings back.
+struct Replaced {
+    /// Of the entry.
+    number: u64,
+    found: Rc<Snapshot>,
+    /// Nothing was put back for it: it began with what it found.
+    same: bool,
 }
 
 impl Watch {
@@ -48,25 +57,26 @@ impl Watch {
         let found = found.refreshed()?;
         *self.last.borrow_mut() = Some(Rc::clone(then));
         let same = Rc::ptr_eq(&found, then);
-        self.replaced.borrow_mut().push((number, found));
-        if same { Ok(()) } else { then.put_buffers() }
+        self.replaced.borrow_mut().push(Replaced { number, found, same });
+        if same { Ok(()) } else { then.put_buffers(false) }
     }
 
     /// The block of entry `number` was differentiated.
     pub(crate) fn end(&self, number: u64) -> Result<(), ShimError> {
-        let found = self.replaced.borrow_mut().pop_if(|(replayed, _)| *replayed == number);
-        found.map_or(Ok(()), |(_, found)| self.bring_back(found))
+        let ended = self.replaced.borrow_mut().pop_if(|replaced| replaced.number == number);
+        // Those inside it have brought back what they found.
+        ended.map_or(Ok(()), |Replaced { found, same, .. }| self.bring_back(found, same))
     }
 
     /// No replay is under way any more, however they ended.
     pub(crate) fn end_all(&self) -> Result<(), ShimError> {
-        let found = self.replaced.take().into_iter().next();
-        found.map_or(Ok(()), |(_, found)| self.bring_back(found))
+        let outermost = self.replaced.take().into_iter().next();
+        outermost.map_or(Ok(()), |Replaced { found, .. }| self.bring_back(found, false))
     }
 
-    /// Makes the buffers what they are in `found`.
-    pub(crate) fn bring_back(&self, found: Rc<Snapshot>) -> Result<(), ShimError> {
-        let outcome = found.put_buffers();
+    /// Makes the buffers what they are in `found`. Their versions are `telling` where none was put back meanwhile.
+    fn bring_back(&self, found: Rc<Snapshot>, telling: bool) -> Result<(), ShimError> {
+        let outcome = found.put_buffers(telling);
         *self.last.borrow_mut() = Some(found);
         outcome
     }
@@ -96,7 +106,7 @@ impl Drop for ForwardGuard<'_> {
     fn drop(&mut self) {
         if let Some(found) = self.found.take() {
             // The forward's own error or panic is on its way, and says more.
-            let _ = self.watch.bring_back(found);
+            let _ = self.watch.bring_back(found, false);
         }
     }
 }

@@ -25,8 +25,10 @@ pub struct BlockReport {
     pub bytes_kept: u64,
     /// Bytes that recorded graphs took themselves, without tensors: an estimate.
     pub bytes_graphs: u64,
-    /// Bytes of inputs kept from the forward to the replay, each tensor once. What a chain stores in its backward pass is
-    /// not among them.
+    /// Bytes that inputs keep alive from the forward to the replay: each storage once and whole, however many views of it
+    /// there are, in the row of the first block that keeps it; or, copied to the host, the values of each distinct view
+    /// once. What a variable holds costs nothing. What a chain stores in its backward
+    /// pass is not among them.
     pub bytes_saved: u64,
     /// Of these, bytes copied to host memory.
     pub bytes_on_host: u64,

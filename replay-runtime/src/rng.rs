@@ -6,11 +6,12 @@
 //! the block draws for the first time, and blocks that draw nothing run side by side.
 
 use std::cell::RefCell;
+use std::rc::Rc;
 
-use tch::{Device, Tensor};
+use tch::Device;
 
 use crate::error::{InBlock, ReplayError};
-use crate::ffi::{self, DrawLock, DrawWatch, ShimError};
+use crate::ffi::{self, DrawLock, DrawWatch, GeneratorState, ShimError};
 
 /// How a rollout treats random numbers.
 #[derive(Clone, Copy, Debug)]
@@ -47,43 +48,60 @@ pub(crate) struct RngRecord {
 
 struct Generator {
     device: Device,
-    /// The state before the forward. `None` where it is known that the forward drew nothing; that the state after it is
-    /// the same does not say so, since a body may draw and seed.
-    before: Option<Tensor>,
-    /// The hashes of the states before it and after it.
-    hashes: [u64; 2],
+    /// The states before and after the forward, one object where they are equal. `None` where it is known that the
+    /// forward drew nothing; equal states do not say so, since a body may draw and seed.
+    states: Option<[Rc<GeneratorState>; 2]>,
 }
 
 impl RngRecord {
     /// Whether a replay needs the generators where the forward found them.
     fn is_set(&self) -> bool {
-        self.generators.iter().any(|generator| generator.before.is_some())
+        self.generators.iter().any(|generator| generator.states.is_some())
     }
 
     fn moved(&self) -> bool {
-        self.generators.iter().any(|generator| generator.hashes[0] != generator.hashes[1])
+        let moved = |[before, after]: &[Rc<_>; 2]| !Rc::ptr_eq(before, after);
+        self.generators.iter().any(|generator| generator.states.as_ref().is_some_and(moved))
     }
 }
 
-/// The last states that blocks found: those that draw nothing share one.
+/// The last states that blocks found, one for each device: those that draw nothing share one, and so do a block that
+/// draws and the next one.
 #[derive(Default)]
-pub(crate) struct RngStates(RefCell<Vec<(Device, u64, Tensor)>>);
+pub(crate) struct RngStates(RefCell<Vec<Rc<GeneratorState>>>);
 
 impl RngStates {
-    fn share(&self, device: Device, hash: u64, state: Tensor) -> Tensor {
-        let mut known = self.0.borrow_mut();
-        if let Some((_, _, same)) = known.iter().find(|(of, found, _)| *of == device && *found == hash) {
-            return same.shallow_clone();
+    /// Where the device's generator stands.
+    fn read(&self, device: Device) -> Result<Rc<GeneratorState>, ShimError> {
+        match self.last(device) {
+            Some(last) if last.stands()? => Ok(last),
+            _ => Ok(self.keep(GeneratorState::read(device)?)),
         }
-        known.retain(|(of, _, _)| *of != device);
-        known.push((device, hash, state.shallow_clone()));
+    }
+
+    fn share(&self, state: GeneratorState) -> Result<Rc<GeneratorState>, ShimError> {
+        match self.last(state.device) {
+            Some(last) if last.equals(&state)? => Ok(last),
+            _ => Ok(self.keep(state)),
+        }
+    }
+
+    fn last(&self, device: Device) -> Option<Rc<GeneratorState>> {
+        self.0.borrow().iter().find(|state| state.device == device).cloned()
+    }
+
+    fn keep(&self, state: GeneratorState) -> Rc<GeneratorState> {
+        let state = Rc::new(state);
+        let mut last = self.0.borrow_mut();
+        last.retain(|other| other.device != state.device);
+        last.push(Rc::clone(&state));
         state
     }
 }
 
 /// How a forward finds out what it draws.
 enum Source {
-    States(Vec<Tensor>, #[expect(dead_code, reason = "held until it is dropped")] Option<DrawLock>),
+    States(Vec<Rc<GeneratorState>>, #[expect(dead_code, reason = "held until it is dropped")] Option<DrawLock>),
     Watch(DrawWatch),
 }
 
@@ -98,31 +116,31 @@ pub(crate) struct ForwardRng {
 }
 
 impl ForwardRng {
-    pub(crate) fn begin(policy: RngPolicy, cuda: Option<Device>) -> Result<Self, ShimError> {
+    pub(crate) fn begin(policy: RngPolicy, cuda: Option<Device>, states: &RngStates) -> Result<Self, ShimError> {
         let devices: Vec<_> = [Some(Device::Cpu), cuda].into_iter().flatten().collect();
         let source = if policy.watches() {
             Source::Watch(DrawWatch::begin(cuda)?)
         } else {
             let lock = policy.lock();
-            Source::States(devices.iter().map(|&device| ffi::rng_get(device)).collect::<Result<_, _>>()?, lock)
+            Source::States(devices.iter().map(|&device| states.read(device)).collect::<Result<_, _>>()?, lock)
         };
         let disturbed = !matches!(source, Source::Watch(_)) && !policy.serialize && ffi::several_threads();
         Ok(Self { policy, devices, source, disturbed, succeeded: false })
     }
 
     /// The state before the first draw; `None` if the callback saw none.
-    fn before(&self, i: usize) -> Result<Option<Tensor>, ShimError> {
+    fn before(&self, i: usize, states: &RngStates) -> Result<Option<Rc<GeneratorState>>, ShimError> {
         match &self.source {
-            Source::States(states, _) => Ok(Some(states[i].shallow_clone())),
-            Source::Watch(watch) => watch.before(self.devices[i]),
+            Source::States(states, _) => Ok(Some(Rc::clone(&states[i]))),
+            Source::Watch(watch) => watch.before(self.devices[i])?.map(|state| states.share(state)).transpose(),
         }
     }
 
     fn generator(&self, i: usize, states: &RngStates) -> Result<Generator, ShimError> {
         let device = self.devices[i];
-        let Some(before) = self.before(i)? else { return Ok(Generator { device, before: None, hashes: [0; 2] }) };
-        let hashes = [ffi::bytes_hash(&before)?, ffi::bytes_hash(&ffi::rng_get(device)?)?];
-        Ok(Generator { device, before: Some(states.share(device, hashes[0], before)), hashes })
+        let Some(before) = self.before(i, states)? else { return Ok(Generator { device, states: None }) };
+        let after = if before.stands()? { Rc::clone(&before) } else { states.read(device)? };
+        Ok(Generator { device, states: Some([before, after]) })
     }
 
     /// The call has succeeded: the generators stay where they are.
@@ -147,9 +165,9 @@ impl Drop for ForwardRng {
         if self.succeeded {
             return;
         }
-        for (i, &device) in self.devices.iter().enumerate() {
-            if let Ok(Some(state)) = self.before(i) {
-                let _ = ffi::rng_set(device, &state);
+        for i in 0..self.devices.len() {
+            if let Ok(Some(state)) = self.before(i, &RngStates::default()) {
+                let _ = state.write();
             }
         }
     }
@@ -164,10 +182,9 @@ pub(crate) struct ReplayRng {
 }
 
 struct SetGenerator {
-    device: Device,
-    caller: Tensor,
-    /// The hash of the state in which the replay must leave it. `None`: others draw meanwhile, and any will do.
-    expected: Option<u64>,
+    caller: Rc<GeneratorState>,
+    /// The state in which the replay must leave it. `None`: others draw meanwhile, and any will do.
+    expected: Option<Rc<GeneratorState>>,
 }
 
 impl ReplayRng {
@@ -197,7 +214,7 @@ impl ReplayRng {
         if self.set.is_empty() {
             return self.check(block);
         }
-        let device = || self.set.last().map_or(Device::Cpu, |generator| generator.device);
+        let device = || self.set.last().map_or(Device::Cpu, |generator| generator.caller.device);
         if agree {
             Ok(())
         } else {
@@ -216,7 +233,7 @@ impl ReplayRng {
         }
         for generator in &self.set {
             if !generator.stands()? {
-                return Ok(Some(generator.device));
+                return Ok(Some(generator.caller.device));
             }
         }
         Ok(None)
@@ -227,7 +244,7 @@ impl Drop for ReplayRng {
     fn drop(&mut self) {
         // Wherever they are now: a body that failed may have drawn or seeded although its forward did not.
         for generator in self.set.drain(..) {
-            let _ = ffi::rng_set(generator.device, &generator.caller);
+            let _ = generator.caller.write();
         }
         if let Some((watch, devices)) = &self.watched {
             put_back(watch, devices);
@@ -238,36 +255,88 @@ impl Drop for ReplayRng {
 /// Whether the device's generator is elsewhere than before the first operation that may draw: dropout in eval mode is
 /// one, and draws nothing.
 fn moved(watch: &DrawWatch, device: Device) -> Result<bool, ShimError> {
-    let Some(before) = watch.before(device)? else { return Ok(false) };
-    Ok(ffi::bytes_hash(&before)? != ffi::bytes_hash(&ffi::rng_get(device)?)?)
+    watch.before(device)?.map_or(Ok(false), |before| Ok(!before.stands()?))
 }
 
 /// After a replay that drew although its forward did not.
 fn put_back(watch: &DrawWatch, devices: &[Device]) {
     for &device in devices {
         if let Ok(Some(state)) = watch.before(device) {
-            let _ = ffi::rng_set(device, &state);
+            let _ = state.write();
         }
     }
 }
 
 impl SetGenerator {
     fn enter(generator: &Generator, unproven: bool) -> Result<Self, ShimError> {
-        let device = generator.device;
-        let caller = ffi::rng_get(device)?;
-        let expected = match &generator.before {
-            Some(state) => {
-                ffi::rng_set(device, state)?;
-                generator.hashes[1]
+        let (caller, expected) = match &generator.states {
+            Some([before, after]) if before.stands()? => (Rc::clone(before), Rc::clone(after)),
+            Some([before, after]) => {
+                let caller = Rc::new(GeneratorState::read(generator.device)?);
+                before.write()?;
+                (caller, Rc::clone(after))
             }
-            None => ffi::bytes_hash(&caller)?,
+            None => {
+                let caller = Rc::new(GeneratorState::read(generator.device)?);
+                (Rc::clone(&caller), caller)
+            }
         };
-        Ok(Self { device, caller, expected: (!unproven).then_some(expected) })
+        Ok(Self { caller, expected: (!unproven).then_some(expected) })
     }
 
     /// Whether it is where it should be.
     fn stands(&self) -> Result<bool, ShimError> {
-        let Some(expected) = self.expected else { return Ok(true) };
-        Ok(ffi::bytes_hash(&ffi::rng_get(self.device)?)? == expected)
+        self.expected.as_ref().map_or(Ok(true), |expected| expected.stands())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is kept for one block whose body is `body`.
+    fn record(states: &RngStates, body: impl FnOnce()) -> [Rc<GeneratorState>; 2] {
+        let policy = RngPolicy { preserve: true, serialize: true };
+        let rng = ForwardRng::begin(policy, None, states).unwrap();
+        body();
+        let mut record = rng.record("block", states).unwrap();
+        rng.succeeded();
+        record.generators.remove(0).states.expect("read, since no other thread has a rollout")
+    }
+
+    fn draw() {
+        drop(tch::Tensor::rand([1], (tch::Kind::Float, Device::Cpu)));
+    }
+
+    /// Blocks that draw nothing share one state, with each other and with the one before them that drew.
+    #[test]
+    fn a_state_is_kept_only_where_the_block_drew() {
+        let states = RngStates::default();
+        let [first, after] = record(&states, || {});
+        assert!(Rc::ptr_eq(&first, &after));
+        let [second, after] = record(&states, draw);
+        assert!(Rc::ptr_eq(&first, &second) && !Rc::ptr_eq(&second, &after));
+        for _ in 0..10 {
+            let [third, unmoved] = record(&states, || {});
+            assert!(Rc::ptr_eq(&after, &third) && Rc::ptr_eq(&third, &unmoved));
+        }
+        draw();
+        assert!(!Rc::ptr_eq(&after, &record(&states, || {})[0]));
+    }
+
+    /// A normal draw leaves its second half for the next one, which the engine's words do not show.
+    #[test]
+    fn a_waiting_half_of_a_pair_is_part_of_the_state() {
+        let normal = || tch::Tensor::randn([1], (tch::Kind::Double, Device::Cpu)).double_value(&[0]);
+        let before = GeneratorState::read(Device::Cpu).unwrap();
+        normal();
+        let waiting = GeneratorState::read(Device::Cpu).unwrap();
+        let expected = normal();
+        assert!(!waiting.stands().unwrap() && !waiting.equals(&before).unwrap());
+        before.write().unwrap();
+        assert!(before.stands().unwrap());
+        waiting.write().unwrap();
+        assert!(waiting.stands().unwrap() && waiting.equals(&GeneratorState::read(Device::Cpu).unwrap()).unwrap());
+        assert_eq!(normal().to_bits(), expected.to_bits());
     }
 }

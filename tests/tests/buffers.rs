@@ -6,6 +6,7 @@
 
 mod buffers {
     mod clock;
+    mod large;
     mod others;
     mod statistics;
 }

@@ -6,7 +6,9 @@
 
 mod live;
 mod node;
+mod print;
 mod rng;
+mod saved;
 mod state;
 mod sys;
 mod tape;
@@ -16,17 +18,18 @@ pub(crate) use live::{count_live_bytes, live_bytes, live_peak, reset_live_peak};
 pub(crate) use node::{
     Graveyard, NodeState, Replayed, Replayer, attach, backward, barrier, graph, graph_since, refuse_grad, sequence,
 };
-pub(crate) use rng::{DrawLock, DrawWatch, bytes_hash, register_thread, rng_get, rng_set, several_threads};
+pub(crate) use print::{Fingerprint, TensorList, differing, fingerprint, keeps_values, put_values, same_bits};
+pub(crate) use rng::{DrawLock, DrawWatch, GeneratorState, register_thread, several_threads};
+pub(crate) use saved::{SavedTensor, WeakTensor};
 #[cfg(test)]
 pub(crate) use state::InferenceGuard;
 pub(crate) use state::{
-    Fingerprint, Modes, SavedTensor, WeakTensor, autocast_clear_cache, autocast_enter, autocast_leave, has_cuda,
-    inference_mode, library_version, load_library,
+    Modes, autocast_clear_cache, autocast_enter, autocast_leave, has_cuda, inference_mode, library_version,
+    load_library,
 };
 pub(crate) use tape::{RecordedGraph, StorageSet, Tape, TapeInfo, Use, pause_tapes, stopping};
 pub(crate) use tensor::{
-    add_grad, copy, detach_output, fingerprint, grad, identity, nbytes, put_values, same_bits, set_grad, storage,
-    take_grad,
+    add_grad, copy, counter, detach_output, grad, identity, nbytes, set_grad, storage, storage_nbytes, take_grad,
 };
 
 use std::ffi::{CStr, c_int};

@@ -177,7 +177,7 @@ pub(crate) fn backward(
     Ok(copied)
 }
 
-/// `kAnyAge` in `cpp/node.h`.
+/// `kAnyAge` in `cpp/walk.h`.
 const ANY_AGE: u64 = u64::MAX;
 
 /// What a walk over graphs finds.
@@ -192,7 +192,7 @@ pub(crate) struct Graph {
 
 /// Follows the graphs of `roots`. `spans` are ascending ranges of the numbers of this thread's nodes.
 pub(crate) fn graph<'t>(roots: impl IntoIterator<Item = &'t Tensor>, spans: &[[u64; 2]]) -> Result<Graph, ShimError> {
-    walk(&raw(roots), ANY_AGE, spans)
+    walk(&raw(roots), ANY_AGE, &|_| false, spans)
 }
 
 /// The number that the next node made on this thread will get; for [`graph_since`].
@@ -202,27 +202,44 @@ pub(crate) fn sequence() -> u64 {
 }
 
 /// [`graph`], and an error with [`Code::Captured`](super::Code::Captured) and the name of the node when a graph
-/// reaches one that this thread made before `since`.
-pub(crate) fn graph_since<'t>(roots: impl IntoIterator<Item = &'t Tensor>, since: u64) -> Result<Graph, ShimError> {
-    walk(&raw(roots), since, &[])
+/// reaches one that this thread made before `since`. Leaves that are `known`, by identity, are left out.
+pub(crate) fn graph_since<'t>(
+    roots: impl IntoIterator<Item = &'t Tensor>,
+    since: u64,
+    known: &dyn Fn(usize) -> bool,
+) -> Result<Graph, ShimError> {
+    walk(&raw(roots), since, known, &[])
 }
 
-fn walk(roots: &[*const C_tensor], since: u64, spans: &[[u64; 2]]) -> Result<Graph, ShimError> {
+struct Walk<'k> {
+    leaves: Vec<(usize, Tensor)>,
+    known: &'k dyn Fn(usize) -> bool,
+}
+
+fn walk(
+    roots: &[*const C_tensor],
+    since: u64,
+    known: &dyn Fn(usize) -> bool,
+    spans: &[[u64; 2]],
+) -> Result<Graph, ShimError> {
     extern "C" fn visit(context: *mut c_void, identity: usize, variable: *const C_tensor) {
-        // SAFETY: `context` is the vector below, which nobody else uses during the walk; `variable` is borrowed
-        // for this call and copied by its count. Nothing here unwinds but running out of memory, which aborts.
+        // SAFETY: `context` is the object below, which nobody else uses during the walk; `variable` is borrowed
+        // for this call and copied by its count. Nothing here unwinds: `known` searches lists, and running out of
+        // memory aborts, as a panic would, which does not leave an `extern "C"` function.
         unsafe {
-            let found = &mut *context.cast::<Vec<(usize, Tensor)>>();
-            found.push((identity, Tensor::clone_from_ptr(variable.cast_mut())));
+            let walk = &mut *context.cast::<Walk<'_>>();
+            if !(walk.known)(identity) {
+                walk.leaves.push((identity, Tensor::clone_from_ptr(variable.cast_mut())));
+            }
         }
     }
-    let mut leaves: Vec<(usize, Tensor)> = Vec::new();
+    let mut walk = Walk { leaves: Vec::new(), known };
     let mut cuda: c_int = -1;
     let mut touched = vec![0u8; spans.len()];
-    // SAFETY: roots and spans are borrowed for the call, `touched` has a place for each span, and `visit` gets the vector
+    // SAFETY: roots and spans are borrowed for the call, `touched` has a place for each span, and `visit` gets the object
     // only while it runs.
     check(unsafe {
-        let context = (&raw mut leaves).cast();
+        let context = (&raw mut walk).cast();
         let (bounds, places) = (spans.as_ptr().cast(), touched.as_mut_ptr());
         sys::replay_leaves(
             roots.as_ptr(),
@@ -237,7 +254,7 @@ fn walk(roots: &[*const C_tensor], since: u64, spans: &[[u64; 2]]) -> Result<Gra
         )
     })?;
     let cuda = usize::try_from(cuda).ok().map(Device::Cuda);
-    Ok(Graph { leaves, cuda, touched: touched.into_iter().map(|place| place != 0).collect() })
+    Ok(Graph { leaves: walk.leaves, cuda, touched: touched.into_iter().map(|place| place != 0).collect() })
 }
 
 extern "C" fn run(

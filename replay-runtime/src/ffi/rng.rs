@@ -4,32 +4,56 @@ use std::ffi::c_int;
 use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
 
-use tch::{Device, Tensor};
+use tch::Device;
 
 use super::state::device_code;
-use super::tensor::{returned, returned_some};
 use super::{ShimError, check, sys};
 
-/// The state of the device's default generator.
-pub(crate) fn rng_get(device: Device) -> Result<Tensor, ShimError> {
-    let (kind, index) = device_code(device);
-    // SAFETY: the generator is read under its own lock; the result is new.
-    unsafe { returned_some(|out| sys::replay_rng_get(kind, index, out)) }
+/// Where a device's default generator stood once.
+#[derive(Debug)]
+pub(crate) struct GeneratorState {
+    pub(crate) device: Device,
+    state: NonNull<sys::CGenerator>,
 }
 
-/// Sets the state of the device's default generator.
-pub(crate) fn rng_set(device: Device, state: &Tensor) -> Result<(), ShimError> {
-    let (kind, index) = device_code(device);
-    // SAFETY: `state` is borrowed for the call; the generator copies it under its own lock, after checking it.
-    check(unsafe { sys::replay_rng_set(kind, index, state.as_ptr()) })
+impl GeneratorState {
+    /// Where it stands now.
+    pub(crate) fn read(device: Device) -> Result<Self, ShimError> {
+        let (kind, index) = device_code(device);
+        let mut out = ptr::null_mut();
+        // SAFETY: the generator is read under its own lock; `out` receives an object that only we own.
+        check(unsafe { sys::replay_rng_read(kind, index, &raw mut out) })?;
+        Ok(Self { device, state: NonNull::new(out).expect("the shim answered 0 without an object") })
+    }
+
+    /// Puts the generator there again.
+    pub(crate) fn write(&self) -> Result<(), ShimError> {
+        // SAFETY: the object lives as long as `self`; the generator copies from it under its own lock.
+        check(unsafe { sys::replay_rng_write(self.state.as_ptr()) })
+    }
+
+    /// Whether the generator stands there now.
+    pub(crate) fn stands(&self) -> Result<bool, ShimError> {
+        let mut stands = 0;
+        // SAFETY: the object lives as long as `self`; the generator is read under its own lock.
+        check(unsafe { sys::replay_rng_stands(self.state.as_ptr(), &raw mut stands) })?;
+        Ok(stands != 0)
+    }
+
+    /// Whether both are of one device, and the same numbers follow.
+    pub(crate) fn equals(&self, other: &Self) -> Result<bool, ShimError> {
+        let mut equal = 0;
+        // SAFETY: both objects live as long as their owners, and are only read.
+        check(unsafe { sys::replay_rng_equal(self.state.as_ptr(), other.state.as_ptr(), &raw mut equal) })?;
+        Ok(equal != 0)
+    }
 }
 
-/// A hash of the bytes of a contiguous CPU tensor.
-pub(crate) fn bytes_hash(tensor: &Tensor) -> Result<u64, ShimError> {
-    let mut hash = 0;
-    // SAFETY: `tensor` is borrowed for the call, which reads its bytes after checking that it is one of that kind.
-    check(unsafe { sys::replay_bytes_hash(tensor.as_ptr(), &raw mut hash) })?;
-    Ok(hash)
+impl Drop for GeneratorState {
+    fn drop(&mut self) {
+        // SAFETY: made by the shim, owned by `self` alone, freed once.
+        unsafe { sys::replay_rng_free(self.state.as_ptr()) }
+    }
 }
 
 /// Counts this thread among those that have rollouts, until it ends; if it joins, its draws wait for theirs while
@@ -80,9 +104,11 @@ impl DrawWatch {
     }
 
     /// The device's state before the first draw from whatever generator; `None` if there was none.
-    pub(crate) fn before(&self, device: Device) -> Result<Option<Tensor>, ShimError> {
-        // SAFETY: the object lives as long as `self`; the result is new.
-        unsafe { returned(|out| sys::replay_watch_state(self.0.as_ptr(), device_code(device).0, out)) }
+    pub(crate) fn before(&self, device: Device) -> Result<Option<GeneratorState>, ShimError> {
+        let mut out = ptr::null_mut();
+        // SAFETY: the object lives as long as `self`; `out` receives null or an object that only we own.
+        check(unsafe { sys::replay_watch_state(self.0.as_ptr(), device_code(device).0, &raw mut out) })?;
+        Ok(NonNull::new(out).map(|state| GeneratorState { device, state }))
     }
 }
 

@@ -1,23 +1,10 @@
-//! Saved inputs, thread modes, and the library itself.
+//! Thread modes, and the library itself.
 
 use std::ffi::{CStr, c_char, c_int};
-use std::ptr::NonNull;
 
-use tch::{Device, Tensor};
+use tch::Device;
 
-use super::tensor::{from_raw, returned_some};
 use super::{ShimError, check, sys};
-
-/// What must not differ between forward and replay; `struct Fingerprint` in `cpp/state.h`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Fingerprint {
-    pub(crate) version: u64,
-    pub(crate) data: u64,
-    pub(crate) sample: u64,
-    pub(crate) layout: u64,
-    pub(crate) requires_grad: bool,
-}
 
 /// The modes that change what an operation computes; `struct Modes` in `cpp/state.h`.
 #[repr(C)]
@@ -51,80 +38,6 @@ impl Modes {
     }
 }
 
-/// An input kept for the replay: detached, on the same storage and version counter, or a copy on the host.
-///
-/// While it lives, the [identity](super::identity) of the tensor it was made from is not used again.
-#[derive(Debug)]
-pub(crate) struct SavedTensor(NonNull<sys::CSaved>);
-
-// SAFETY: owns a C++ object whose fields are written once, by the constructor. All later calls read it, and
-// LibTorch's reference counts and version counters are atomic, so any thread may read and any may drop it.
-unsafe impl Send for SavedTensor {}
-// SAFETY: as above.
-unsafe impl Sync for SavedTensor {}
-
-impl SavedTensor {
-    /// `on_host`: copy the values of a CUDA tensor to pinned host memory. CPU tensors are never copied.
-    pub(crate) fn new(tensor: &Tensor, on_host: bool) -> Result<Self, ShimError> {
-        let mut out = std::ptr::null_mut();
-        // SAFETY: `tensor` is borrowed for the call; `out` receives an object that only we own.
-        check(unsafe { sys::replay_saved_new(tensor.as_ptr(), c_int::from(on_host), &raw mut out) })?;
-        Ok(Self(NonNull::new(out).expect("the shim answered 0 without an object")))
-    }
-
-    /// A new leaf with the saved values, on the device the input was on.
-    pub(crate) fn leaf(&self, requires_grad: bool) -> Result<Tensor, ShimError> {
-        // SAFETY: the object lives as long as `self`; the result is new.
-        unsafe { returned_some(|out| sys::replay_saved_leaf(self.0.as_ptr(), c_int::from(requires_grad), out)) }
-    }
-
-    /// Whether it is a copy in host memory.
-    pub(crate) fn is_on_host(&self) -> bool {
-        // SAFETY: reads a field of an object that lives as long as `self`.
-        unsafe { sys::replay_saved_on_host(self.0.as_ptr()) != 0 }
-    }
-
-    /// That of what is kept, which changes when the input is changed in place; a copy stays as it is.
-    pub(crate) fn fingerprint(&self) -> Result<Fingerprint, ShimError> {
-        let mut out = Fingerprint::default();
-        // SAFETY: the object lives as long as `self`; `out` has the layout of the C++ struct.
-        check(unsafe { sys::replay_saved_fingerprint(self.0.as_ptr(), &raw mut out) })?;
-        Ok(out)
-    }
-}
-
-impl Drop for SavedTensor {
-    fn drop(&mut self) {
-        // SAFETY: made by `replay_saved_new`, owned by `self` alone, freed once.
-        unsafe { sys::replay_saved_free(self.0.as_ptr()) }
-    }
-}
-
-/// A tensor that is not kept alive.
-#[derive(Debug)]
-pub(crate) struct WeakTensor(NonNull<sys::CWeak>);
-
-impl WeakTensor {
-    pub(crate) fn new(tensor: &Tensor) -> Self {
-        // SAFETY: `tensor` is borrowed for the call. Null means that memory ran out, as for a Rust `Box`.
-        let raw = unsafe { sys::replay_weak_new(tensor.as_ptr()) };
-        Self(NonNull::new(raw).expect("out of memory for a weak reference"))
-    }
-
-    /// The tensor, if it still lives.
-    pub(crate) fn upgrade(&self) -> Option<Tensor> {
-        // SAFETY: the object lives as long as `self`; a tensor that comes out is new.
-        unsafe { from_raw(sys::replay_weak_lock(self.0.as_ptr())) }
-    }
-}
-
-impl Drop for WeakTensor {
-    fn drop(&mut self) {
-        // SAFETY: made by `replay_weak_new`, owned by `self` alone, freed once.
-        unsafe { sys::replay_weak_free(self.0.as_ptr()) }
-    }
-}
-
 /// Whether this thread is in inference mode.
 pub(crate) fn inference_mode() -> bool {
     // SAFETY: reads a thread-local flag.
@@ -134,14 +47,14 @@ pub(crate) fn inference_mode() -> bool {
 /// Inference mode on this thread while it lives; tch has no guard for it.
 #[cfg(test)]
 #[derive(Debug)]
-pub(crate) struct InferenceGuard(NonNull<std::ffi::c_void>);
+pub(crate) struct InferenceGuard(std::ptr::NonNull<std::ffi::c_void>);
 
 #[cfg(test)]
 impl InferenceGuard {
     pub(crate) fn enter() -> Self {
         // SAFETY: sets a thread-local mode; the result is new.
         let raw = unsafe { sys::replay_inference_enter() };
-        Self(NonNull::new(raw).expect("out of memory for a guard"))
+        Self(std::ptr::NonNull::new(raw).expect("out of memory for a guard"))
     }
 }
 

@@ -15,7 +15,7 @@ macro_rules! opaque {
     )*};
 }
 
-opaque!(CGraph, CReplayed, CSaved, CStorageSet, CTape, CWatch, CWeak);
+opaque!(CGenerator, CGraph, CReplayed, CSaved, CStorageSet, CTape, CWatch, CWeak);
 
 #[repr(C)]
 pub(super) struct NodeCallbacks {
@@ -86,9 +86,26 @@ unsafe extern "C" {
     pub(super) fn replay_copy(tensor: *const C_tensor, out: *mut *mut C_tensor) -> c_int;
     pub(super) fn replay_fingerprint(tensor: *const C_tensor, out: *mut Fingerprint) -> c_int;
     pub(super) fn replay_same_bits(a: *const C_tensor, b: *const C_tensor, out: *mut c_int) -> c_int;
+    pub(super) fn replay_keeps_values(
+        buffer: *const C_tensor,
+        value: *const C_tensor,
+        before: *const Fingerprint,
+        out: *mut c_int,
+    ) -> c_int;
+    pub(super) fn replay_differing(
+        tensors: *const *const C_tensor,
+        values: *const *const C_tensor,
+        before: *const Fingerprint,
+        n: usize,
+        from: usize,
+        versions: c_int,
+        out: *mut usize,
+    ) -> c_int;
     pub(super) fn replay_put_values(tensor: *const C_tensor, value: *const C_tensor, version: u64) -> c_int;
     pub(super) fn replay_impl(tensor: *const C_tensor) -> usize;
     pub(super) fn replay_storage(tensor: *const C_tensor) -> usize;
+    pub(super) fn replay_counter(tensor: *const C_tensor) -> usize;
+    pub(super) fn replay_storage_nbytes(tensor: *const C_tensor) -> u64;
     pub(super) fn replay_nbytes(tensor: *const C_tensor) -> u64;
     pub(super) fn replay_get_grad(tensor: *const C_tensor, out: *mut *mut C_tensor) -> c_int;
     pub(super) fn replay_take_grad(tensor: *const C_tensor, out: *mut *mut C_tensor) -> c_int;
@@ -101,6 +118,7 @@ unsafe extern "C" {
     pub(super) fn replay_set_grad(tensor: *const C_tensor, grad: *const C_tensor) -> c_int;
 
     pub(super) fn replay_saved_new(tensor: *const C_tensor, on_host: c_int, out: *mut *mut CSaved) -> c_int;
+    pub(super) fn replay_saved_is(saved: *const CSaved, tensor: *const C_tensor) -> c_int;
     pub(super) fn replay_saved_leaf(saved: *const CSaved, requires_grad: c_int, out: *mut *mut C_tensor) -> c_int;
     pub(super) fn replay_saved_fingerprint(saved: *const CSaved, out: *mut Fingerprint) -> c_int;
     pub(super) fn replay_saved_free(saved: *mut CSaved);
@@ -118,15 +136,17 @@ unsafe extern "C" {
     pub(super) fn replay_autocast_enter(device_type: c_int, enabled: c_int, dtype: c_int) -> c_int;
     pub(super) fn replay_autocast_leave(device_type: c_int, enabled: c_int, dtype: c_int) -> c_int;
     pub(super) fn replay_autocast_clear_cache() -> c_int;
-    pub(super) fn replay_rng_get(device_type: c_int, index: c_int, out: *mut *mut C_tensor) -> c_int;
-    pub(super) fn replay_rng_set(device_type: c_int, index: c_int, state: *const C_tensor) -> c_int;
-    pub(super) fn replay_bytes_hash(tensor: *const C_tensor, out: *mut u64) -> c_int;
+    pub(super) fn replay_rng_read(device_type: c_int, index: c_int, out: *mut *mut CGenerator) -> c_int;
+    pub(super) fn replay_rng_write(state: *const CGenerator) -> c_int;
+    pub(super) fn replay_rng_stands(state: *const CGenerator, out: *mut c_int) -> c_int;
+    pub(super) fn replay_rng_equal(a: *const CGenerator, b: *const CGenerator, out: *mut c_int) -> c_int;
+    pub(super) fn replay_rng_free(state: *mut CGenerator);
     pub(super) fn replay_draws_register(join: c_int) -> c_int;
     pub(super) fn replay_draws_shared() -> c_int;
     pub(super) fn replay_draws_hold();
     pub(super) fn replay_draws_release();
     pub(super) fn replay_watch_begin(cuda_index: c_int, out: *mut *mut CWatch) -> c_int;
-    pub(super) fn replay_watch_state(watch: *const CWatch, device_type: c_int, out: *mut *mut C_tensor) -> c_int;
+    pub(super) fn replay_watch_state(watch: *const CWatch, device_type: c_int, out: *mut *mut CGenerator) -> c_int;
     pub(super) fn replay_watch_end(watch: *mut CWatch);
     pub(super) fn replay_live_install() -> c_int;
     pub(super) fn replay_live_bytes() -> u64;

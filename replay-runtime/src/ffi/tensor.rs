@@ -6,7 +6,7 @@ use std::ptr;
 use tch::Tensor;
 use torch_sys::C_tensor;
 
-use super::{Fingerprint, ShimError, check, sys};
+use super::{ShimError, check, sys};
 
 /// Takes over a tensor that the shim made with `new`.
 ///
@@ -60,14 +60,6 @@ pub(crate) fn copy(tensor: &Tensor) -> Result<Tensor, ShimError> {
     unsafe { returned_some(|out| sys::replay_copy(tensor.as_ptr(), out)) }
 }
 
-/// What must not differ between forward and replay.
-pub(crate) fn fingerprint(tensor: &Tensor) -> Result<Fingerprint, ShimError> {
-    let mut out = Fingerprint::default();
-    // SAFETY: `tensor` is borrowed for the call; `out` has the layout of the C++ struct.
-    check(unsafe { sys::replay_fingerprint(tensor.as_ptr(), &raw mut out) })?;
-    Ok(out)
-}
-
 /// The address of the tensor itself: equal for handles to one tensor, for as long as one of them lives.
 pub(crate) fn identity(tensor: &Tensor) -> usize {
     // SAFETY: reads a pointer; does not throw.
@@ -79,6 +71,18 @@ pub(crate) fn storage(tensor: &Tensor) -> Option<usize> {
     // SAFETY: `tensor` is borrowed for the call; exceptions are caught inside.
     let address = unsafe { sys::replay_storage(tensor.as_ptr()) };
     (address != 0).then_some(address)
+}
+
+/// The address of its version counter, which its views and what is detached from it have too.
+pub(crate) fn counter(tensor: &Tensor) -> usize {
+    // SAFETY: reads a pointer; does not throw.
+    unsafe { sys::replay_counter(tensor.as_ptr()) }
+}
+
+/// Bytes of its whole storage; 0 where there is none.
+pub(crate) fn storage_nbytes(tensor: &Tensor) -> u64 {
+    // SAFETY: `tensor` is borrowed for the call; exceptions are caught inside.
+    unsafe { sys::replay_storage_nbytes(tensor.as_ptr()) }
 }
 
 /// Bytes of its values, expanded dimensions counted once.
@@ -114,18 +118,4 @@ pub(crate) fn add_grad(tensor: &Tensor, old: &Tensor, widen: bool) -> Result<u64
     // SAFETY: both are borrowed for the call; an in-place operation goes through the shared handle, as in tch.
     check(unsafe { sys::replay_add_grad(tensor.as_ptr(), old.as_ptr(), c_int::from(widen), &raw mut copied) })?;
     Ok(copied)
-}
-
-/// Whether two tensors have equal sizes, kinds, devices and bits; a failure to compare counts as a difference.
-pub(crate) fn same_bits(a: &Tensor, b: &Tensor) -> bool {
-    let mut same = 0;
-    // SAFETY: both are borrowed for the call, which only reads them.
-    let code = unsafe { sys::replay_same_bits(a.as_ptr(), b.as_ptr(), &raw mut same) };
-    code == 0 && same != 0
-}
-
-/// Gives `tensor` the values and the version that it had once.
-pub(crate) fn put_values(tensor: &Tensor, value: &Tensor, version: u64) -> Result<(), ShimError> {
-    // SAFETY: both are borrowed for the call; writing goes through the shared handle, as tch's in-place operations do.
-    check(unsafe { sys::replay_put_values(tensor.as_ptr(), value.as_ptr(), version) })
 }
