@@ -53,9 +53,11 @@ impl Workload {
     /// How many blocks a step has, unless told otherwise: about half a second of plain training on two cores.
     pub(crate) fn blocks(self, quick: bool) -> i64 {
         match (self, quick) {
-            (Self::Tiny, _) => 64,
+            (Self::Tiny, false) => 300,
+            (Self::Tiny, true) => 64,
             (Self::Cnn, false) => 6,
-            (Self::Context, false) => 16,
+            (Self::Context, false) => 32,
+            (Self::Rollout, false) => 4,
             (Self::Nested, true) => INNER,
             (_, true) => 2,
             _ => 8,

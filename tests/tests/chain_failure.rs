@@ -230,7 +230,9 @@ fn an_advance_keeps_nothing_of_the_blocks_inside() {
     let report = rollout.backward(&last.unwrap().sum(Kind::Float)).unwrap();
     let [(_, inner), (_, step)] = &report.blocks[..] else { panic!("{report}") };
     assert_eq!(inner.forwards, step.forwards + step.advances + step.replays);
-    assert_eq!((inner.replays, inner.bytes_saved), (step.replays, step.replays * 3 * 4));
+    assert_eq!(inner.replays, step.replays);
+    // Those of states that the chain itself keeps cost nothing more.
+    assert!(inner.bytes_saved <= step.replays * 3 * 4, "{report}");
 }
 
 #[test]

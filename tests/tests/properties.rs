@@ -35,7 +35,7 @@ const EXPECTED: [(&str, usize); 48] = [
     ("empty inputs", 40),
     ("exact numbers", 200),
     ("failures in a forward", 60),
-    ("failures in a replay", 40),
+    ("failures in a replay", 25),
     ("frozen parameters", 120),
     ("graphs kept", 110),
     ("replays ended early", 60),

@@ -6,7 +6,7 @@
 use std::cell::RefCell;
 
 use replay_runtime::Rollout;
-use replay_tests::{How, Oracle, Outcome, Setup, assert_exact, assert_same, bytes, randn, same_bits};
+use replay_tests::{How, MODES, Oracle, Outcome, Setup, assert_exact, assert_same, bytes, randn, same_bits};
 use tch::nn::Module;
 use tch::{Device, Kind, Tensor, nn};
 
@@ -44,9 +44,10 @@ fn assert_layout(name: &str, layout: impl Fn(&Tensor) -> Tensor) {
         y.sum(Kind::Float)
     });
     let runs = seen.take();
-    assert_eq!(runs.len(), 2, "the oracle and the replay");
-    let all: Vec<_> = runs.iter().flat_map(|(first, later)| [first.clone(), later.take()].concat()).collect();
-    assert_eq!(all.len(), 5, "twice the caller, a plain run, a forward and a replay");
+    assert_eq!(runs.len(), 1 + MODES.len(), "the oracle and each mode");
+    let all: Vec<_> = runs.iter().map(|(first, later)| [first.clone(), later.take()].concat()).collect();
+    assert_eq!((all[0].len(), all[1].len()), (2, 3), "the caller and a plain run; the caller, a forward and a replay");
+    let all = all.concat();
     assert!(all.iter().all(|look| *look == all[0]), "{name}: {all:?}");
 }
 
