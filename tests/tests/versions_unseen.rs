@@ -49,6 +49,16 @@ fn a_replay_that_writes_a_parameter_is_an_error() {
     }
 }
 
+/// The buffer comes first by name, and the block may write it.
+#[test]
+fn a_parameter_that_is_written_beside_a_buffer_is_an_error() {
+    let error = write(true, |model, _| {
+        change(&model.offset);
+        change(&model.weight);
+    });
+    assert!(matches!(&error, ReplayError::VariableWritten { variable, .. } if variable == "weight"), "{error}");
+}
+
 #[test]
 fn a_replay_that_writes_a_buffer_is_an_error() {
     let error = write(false, |model, _| change(&model.offset));
