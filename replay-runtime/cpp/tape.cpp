@@ -23,6 +23,13 @@ struct Full : std::exception {
   }
 };
 
+// Ends a body that takes a gradient of its own, for which the tensors are gone: it begins again.
+struct Abandoned : std::exception {
+  const char* what() const noexcept override {
+    return "a replay block that is marked `early_stop` begins again, since it takes a gradient inside; this is no failure";
+  }
+};
+
 enum class Use { kNone, kRecord, kRefill };
 
 // What happens to tensors that are saved on this thread: the innermost entry counts.
@@ -38,12 +45,12 @@ std::vector<Entered>& entered() {
 }
 
 thread_local bool stopping = false;
-std::atomic<int (*)()> rust_panicking{nullptr};
+std::atomic<int (*)()> rust_may_unwind{nullptr};
 
-// Whether an exception thrown now would meet a panic that is under way, which ends the process.
-bool unwinding() {
-  const auto ask = rust_panicking.load();
-  return ask != nullptr && ask() != 0;
+// False where an exception thrown now would meet a panic that is under way, which ends the process.
+bool may_unwind() {
+  const auto ask = rust_may_unwind.load();
+  return ask == nullptr || ask() != 0;
 }
 
 // A tensor in the graph of a forward.
@@ -131,8 +138,9 @@ void Tape::add_input(const at::Tensor& input) {
   if (const auto* storage = storage_of(input)) inputs_.insert(storage);
 }
 
-void Tape::begin_record() {
+void Tape::begin_record(bool drops) {
   recording_ = true;
+  drops_ = drops;
   first_node_ = at::sequence_number::peek();
 }
 
@@ -143,7 +151,8 @@ size_t Tape::pack(const at::Tensor& tensor) {
   slot.nodes = at::sequence_number::peek() - first_node_;
   slot.variable = is_variable(tensor);
   if (!slot.variable) slot.generators = generators_stand(cuda_index_);
-  slot.take(tensor);
+  if (drops_ && !slot.variable) slot.note(tensor);
+  else slot.take(tensor);
   slots_.push_back(std::move(slot));
   return slots_.size() - 1;
 }
@@ -162,6 +171,7 @@ void Tape::end_record() {
     if (slot.variable || !slot.owned) continue;
     if (!slot.intact()) spoiled_ = true; // LibTorch's own graph says so best
     needed_ = i + 1;
+    if (!slot.tensor.defined()) continue;
     const auto* storage = storage_of(slot.tensor);
     if (storage == nullptr) {
       bytes_ += bytes_of(slot.tensor);
@@ -203,7 +213,7 @@ void Tape::bring(const at::Tensor& tensor) {
   } else if (index >= slots_.size()) {
     differ("its graph saves more than " + std::to_string(slots_.size()) + " tensors");
   }
-  if (!unwinds_ || !mismatch_.empty() || unwinding()) return;
+  if (!unwinds_ || !mismatch_.empty() || !may_unwind()) return;
   stopped_ = stopping = true;
   throw Full();
 }
@@ -232,6 +242,11 @@ at::Tensor Tape::unpack(size_t index) {
   const Slot& slot = slots_.at(index);
   if (recording_) {
     spoiled_ = true;
+    if (!slot.tensor.defined()) {
+      abandoned_ = true;
+      if (may_unwind()) stopping = true;
+      throw Abandoned();
+    }
   } else if (!open_ && !(filled_ && slot.tensor.defined())) {
     throw Refused(
         kEscaped,
@@ -261,7 +276,7 @@ void Tape::release(size_t index) noexcept {
 }
 
 bool Slot::intact() const {
-  return !tensor.defined() || version_of(tensor) == version;
+  return !owned || counter.current_version() == version;
 }
 
 void RecordedGraph::strip() {
@@ -275,8 +290,13 @@ void RecordedGraph::strip() {
 }
 
 void Slot::take(const at::Tensor& saved) {
-  version = version_of(saved);
+  note(saved);
   tensor = detached(saved);
+}
+
+void Slot::note(const at::Tensor& saved) {
+  counter = saved.unsafeGetTensorImpl()->version_counter();
+  version = counter.current_version();
 }
 
 bool Tape::is_variable(const at::Tensor& tensor) const {
@@ -299,8 +319,9 @@ TapeInfo Tape::info() const {
   const bool ours = &torch::autograd::Engine::get_default_engine() == &hooked_engine();
   TapeInfo info;
   info.usable = ours && !spoiled_;
+  info.abandoned = abandoned_;
   // Variables are watched by their snapshots, and buffers among them put back.
-  const auto intact = [](const Slot& slot) { return slot.variable || slot.intact(); };
+  const auto intact = [](const Slot& slot) { return slot.variable || !slot.tensor.defined() || slot.intact(); };
   info.intact = !used_up_ && std::all_of(slots_.begin(), slots_.end(), intact);
   info.filled = filled_;
   info.stopped = stopped_;
@@ -316,7 +337,7 @@ TapeInfo Tape::info() const {
 
 using replay::guarded;
 
-int replay_tape_install(int (*panicking)()) {
+int replay_tape_install(int (*may_unwind)()) {
   using torch::autograd::Engine;
   // One of another library stays: it may have hooks of its own.
   static const bool installed = [] {
@@ -325,7 +346,7 @@ int replay_tape_install(int (*panicking)()) {
     torch::autograd::set_default_engine_stub(&replay::hooked_engine);
     return true;
   }();
-  replay::rust_panicking = panicking;
+  replay::rust_may_unwind = may_unwind;
   return installed && &Engine::get_default_engine() == &replay::hooked_engine();
 }
 
@@ -369,8 +390,9 @@ int replay_tape_enter(const replay::TapeHandle* tape, int use) {
       stack.push_back({nullptr, replay::Use::kNone});
       return;
     }
-    stack.push_back({tape->tape, use == 0 ? replay::Use::kRecord : replay::Use::kRefill});
-    if (use == 0) tape->tape->begin_record();
+    const bool records = use == 0 || use == 3;
+    stack.push_back({tape->tape, records ? replay::Use::kRecord : replay::Use::kRefill});
+    if (records) tape->tape->begin_record(use == 3);
     else tape->tape->begin_refill(use == 2);
   });
 }
@@ -379,7 +401,7 @@ void replay_tape_leave() {
   auto last = std::move(replay::entered().back());
   replay::entered().pop_back();
   if (last.use == replay::Use::kRecord) last.tape->end_body();
-  if (last.use == replay::Use::kRefill) replay::stopping = false;
+  if (last.use != replay::Use::kNone) replay::stopping = false;
 }
 
 int replay_tape_stopping() {

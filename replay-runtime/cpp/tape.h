@@ -34,9 +34,12 @@ struct StorageSet {
 
 struct Slot {
   void take(const at::Tensor& saved);
+  // As `take`, without the tensor.
+  void note(const at::Tensor& saved);
   bool intact() const;
 
   at::Tensor tensor; // detached; undefined once it was dropped or used
+  c10::VariableVersion counter; // the tensor's, which holds nothing else of it
   uint64_t layout = 0; // hash of dtype, device, sizes and strides
   uint64_t nodes = 0; // how many nodes the body had made by then
   uint64_t generators = 0; // where the generators stood
@@ -48,6 +51,7 @@ struct Slot {
 // What Rust asks a tape.
 struct TapeInfo {
   uint8_t usable; // nothing has spoilt it
+  uint8_t abandoned; // the forward's body was ended, because it asked for a tensor that was dropped
   uint8_t intact; // no tensor was changed since it was saved, and no other pass used any up
   uint8_t filled; // its graph can be differentiated as it is
   uint8_t stopped; // the replay's body was ended
@@ -66,9 +70,9 @@ class Tape {
   // Called once per input, whose storages are not counted.
   void add_input(const at::Tensor& input);
 
-  // The forward: from the body's beginning on tensors are packed; at its end, when all that it does not need is gone, they
-  // are counted.
-  void begin_record();
+  // The forward: from the body's beginning on tensors are packed, and dropped at once if `drops`; at its end, when all that
+  // it does not need is gone, they are counted.
+  void begin_record(bool drops);
   size_t pack(const at::Tensor& tensor);
   void end_body();
   void end_record();
@@ -107,6 +111,8 @@ class Tape {
   uint64_t first_node_ = 0;
   uint64_t end_node_ = 0;
   bool recording_ = false;
+  bool drops_ = false;
+  bool abandoned_ = false;
   bool filled_ = true;
   bool open_ = false;
   bool used_up_ = false;
@@ -149,9 +155,10 @@ struct StorageSetHandle {
 
 extern "C" {
 
-// Makes the default engine one whose hooks know tapes; `panicking` says whether the calling thread unwinds in Rust. 0 where
-// another library has an engine of its own, as libtorch_python: then there are no tapes.
-int replay_tape_install(int (*panicking)());
+// Makes the default engine one whose hooks know tapes. `may_unwind` is called before an exception ends a body: 0 where the
+// calling thread unwinds already. The answer is 0 where another library has an engine of its own, as libtorch_python: then
+// there are no tapes.
+int replay_tape_install(int (*may_unwind)());
 
 int replay_storage_set_new(const at::Tensor* const* tensors, size_t n, replay::StorageSetHandle** out);
 void replay_storage_set_free(replay::StorageSetHandle* set);
@@ -165,12 +172,12 @@ int replay_tape_new(
     replay::TapeHandle** out);
 void replay_tape_free(replay::TapeHandle* tape);
 
-// From here to `replay_tape_leave`, on this thread, the tape records (`use` 0), or is refilled to the end (1) or until
-// it is full, when the operation that would go on throws (2). A null tape: nothing is recorded inside, and the tape
+// From here to `replay_tape_leave`, on this thread, the tape records (`use` 0; 3: and drops each tensor at once), or is
+// refilled to the end (1) or until it is full, when the operation that would go on throws (2). A null tape: nothing is recorded inside, and the tape
 // around cannot be used.
 int replay_tape_enter(const replay::TapeHandle* tape, int use);
 void replay_tape_leave();
-// Whether this thread unwinds because a tape is full.
+// Whether this thread unwinds because of its tape.
 int replay_tape_stopping();
 
 int replay_tape_end_record(const replay::TapeHandle* tape);

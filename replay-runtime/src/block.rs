@@ -12,12 +12,12 @@ mod checks;
 use crate::buffers::ForwardGuard;
 use crate::context::{AnyContext, Contexts, run_body};
 use crate::error::{InBlock, Pass, ReplayError};
-use crate::ffi::{self, Fingerprint, Modes, NodeState, RecordedGraph, ShimError, Tape, Use, WeakTensor};
+use crate::ffi::{self, Fingerprint, Modes, NodeState, RecordedGraph, ShimError, Tape, WeakTensor};
 use crate::leaves::Leaves;
 use crate::link::Link;
 use crate::modes::ModesGuard;
 use crate::options::Check;
-use crate::recorded::{Plan, Recorded};
+use crate::recorded::{Plan, Recorded, Recording};
 use crate::rng::{ForwardRng, RngRecord};
 use crate::state::{Body, Entry, InputRecord, Label, OutputRecord, State};
 use crate::variables::Snapshot;
@@ -69,7 +69,10 @@ impl<'c, 'm> Call<'c, 'm> {
         }
         self.check_versioned()?;
         let started = Instant::now();
-        let (forward, undo) = self.forward(modes)?;
+        let (forward, undo) = match self.forward(modes, true)? {
+            Some(forward) => forward,
+            None => self.forward(modes, false)?.expect("nothing abandons a body that is not recorded"),
+        };
         self.state.ledger.borrow_mut().forward(&self.label.block, started.elapsed());
         let outputs = self.hand_out(forward)?;
         undo.succeeded();
@@ -112,7 +115,8 @@ impl<'c, 'm> Call<'c, 'm> {
         Ok(outputs)
     }
 
-    fn forward(&self, modes: Modes) -> Result<(Forward<'m>, Undo<'c>), ReplayError> {
+    /// `None`: what it has `recorded` is of no use, and everything is as before. Then it is not recorded again in this rollout.
+    fn forward(&self, modes: Modes, recorded: bool) -> Result<Option<(Forward<'m>, Undo<'c>)>, ReplayError> {
         let block = &self.label.block;
         let variables = self.state.snapshot().in_block(block, "read the variables")?;
         if let Some((name, device)) = variables.cuda_device() {
@@ -129,17 +133,23 @@ impl<'c, 'm> Call<'c, 'm> {
         let since = ffi::sequence();
         let captured_before = self.state.inner_captured.borrow().len();
         let own = [Rc::clone(&self.context)];
-        let tape = self.tape(&variables).in_block(block, "record the graph")?;
+        let tape = if recorded { self.tape(&variables).in_block(block, "record the graph")? } else { None };
         let pass = self.state.enter(Pass::Forward, self.contexts());
-        let recording = match &tape {
-            Some((_, tape)) => tape.enter(Use::Record),
-            None => ffi::pause_tapes(),
+        let run = || run_body(&own, block, Pass::Forward, || (self.body)(self.state, &leaves));
+        let outputs = match &tape {
+            Some((plan, tape)) => plan.record(block, tape, run)?,
+            None => {
+                let _paused = ffi::pause_tapes().in_block(block, "record the graph")?;
+                Recording::Ended(run())
+            }
         };
-        let recording = recording.in_block(block, "record the graph")?;
-        let outputs = run_body(&own, block, Pass::Forward, || (self.body)(self.state, &leaves));
-        drop((recording, pass));
+        drop(pass);
         drop(guard);
         let inner = self.state.inner_captured.borrow_mut().split_off(captured_before);
+        let Recording::Ended(outputs) = outputs else {
+            self.state.unrecorded.borrow_mut().insert(Arc::clone(block));
+            return Ok(None);
+        };
         let outputs = outputs?;
 
         self.check_outputs(&outputs)?;
@@ -148,14 +158,15 @@ impl<'c, 'm> Call<'c, 'm> {
         captured.extend(inner);
         let drawn = rng.record(block, &self.state.rng_states)?;
         let forward = Forward { outputs, tape, leaves, prints, variables, modes, rng: drawn, captured };
-        Ok((forward, Undo { rng, buffers }))
+        Ok(Some((forward, Undo { rng, buffers })))
     }
 
     /// What records the graph of a forward that is about to run, if it is used again. That of an inner block in an outer
     /// one's forward is not.
     fn tape(&self, variables: &Snapshot) -> Result<Option<(Plan, Tape)>, ShimError> {
         let plan = Plan::of(&self.state.options, &self.label, &*self.context);
-        let Some(plan) = plan.filter(|_| !self.state.inside_forward()) else { return Ok(None) };
+        let unrecorded = || self.state.inside_forward() || self.state.unrecorded.borrow().contains(&self.label.block);
+        let Some(plan) = plan.filter(|_| !unrecorded()) else { return Ok(None) };
         self.state.make_room()?;
         let tape = Tape::new(&self.label.block, self.inputs, variables.storage_set()?, self.state.cuda.get())?;
         Ok(Some((plan, tape)))

@@ -3,12 +3,11 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::panic::{self, AssertUnwindSafe, PanicHookInfo, catch_unwind, resume_unwind};
-use std::sync::{Mutex, PoisonError};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use crate::context::AnyContext;
 use crate::error::{InBlock, ReplayError};
-use crate::ffi::{Code, RecordedGraph, ShimError, Tape, Use, stopping};
+use crate::ffi::{Code, RecordedGraph, ShimError, Tape, Use};
 use crate::options::{Check, EarlyStop, Keep};
 use crate::state::{Label, Options, State};
 
@@ -31,9 +30,6 @@ impl Recorded {
         run: impl FnOnce() -> Result<T, ReplayError>,
     ) -> Result<Option<T>, ReplayError> {
         let what = self.refill.expect("a graph whose tensors are gone is one that is refilled");
-        if what == (Use::Refill { unwinds: true }) {
-            cover_panic_hook();
-        }
         let filling = self.tape.enter(what).in_block(block, "replay")?;
         let outcome = catch_unwind(AssertUnwindSafe(run));
         let info = self.tape.info();
@@ -72,7 +68,32 @@ pub(crate) struct Plan {
     pub(crate) refill: Option<Use>,
 }
 
+/// What a forward's body came to.
+pub(crate) enum Recording<T> {
+    Ended(Result<T, ReplayError>),
+    /// It asked for a tensor that the tape has dropped, and is to begin again without one.
+    Abandoned,
+}
+
 impl Plan {
+    /// Runs a forward's body, followed by `tape`.
+    pub(crate) fn record<T>(
+        self,
+        block: &str,
+        tape: &Tape,
+        run: impl FnOnce() -> Result<T, ReplayError>,
+    ) -> Result<Recording<T>, ReplayError> {
+        // The way out of a body that asks for what was dropped is a panic, as the way out of its replay.
+        let drops = !self.keep && self.refill == Some(Use::Refill { unwinds: true });
+        let recording = tape.enter(Use::Record { drops }).in_block(block, "record the graph")?;
+        let outcome = catch_unwind(AssertUnwindSafe(run));
+        drop(recording);
+        if tape.info().abandoned {
+            return Ok(Recording::Abandoned);
+        }
+        Ok(Recording::Ended(outcome.unwrap_or_else(|payload| resume_unwind(payload))))
+    }
+
     /// `None`: it is dropped after the forward.
     pub(crate) fn of(options: &Options, label: &Label, context: &dyn AnyContext) -> Option<Self> {
         let keep = !matches!(options.keep, Keep::None | Keep::Last(0) | Keep::Bytes(0));
@@ -201,29 +222,4 @@ impl State<'_> {
         }
         outcome
     }
-}
-
-type Hook = dyn Fn(&PanicHookInfo<'_>) + Send + Sync;
-
-/// Makes the panic hook silent about panics by which bodies end early. Whatever hook is set stays behind it; one that was
-/// set since the last call is covered too.
-pub(crate) fn cover_panic_hook() {
-    static OURS: Mutex<Option<usize>> = Mutex::new(None);
-    if std::thread::panicking() {
-        return;
-    }
-    let address = |hook: &Hook| std::ptr::from_ref(hook).cast::<()>().addr();
-    let mut ours = OURS.lock().unwrap_or_else(PoisonError::into_inner);
-    let found = panic::take_hook();
-    if *ours == Some(address(&*found)) {
-        panic::set_hook(found);
-        return;
-    }
-    let covered: Box<Hook> = Box::new(move |info| {
-        if !stopping() {
-            found(info);
-        }
-    });
-    *ours = Some(address(&*covered));
-    panic::set_hook(covered);
 }

@@ -181,6 +181,8 @@ pub(crate) struct State<'m> {
     pub(crate) watch: Watch,
     pub(crate) rng_states: RngStates,
     pub(crate) kept: KeptGraphs,
+    /// Blocks whose forwards take gradients of their own, for which tensors are needed that a tape would drop.
+    pub(crate) unrecorded: RefCell<HashSet<Arc<str>>>,
     stores: Vec<&'m dyn Store>,
     table: RefCell<HashMap<u64, Entry<'m>>>,
     next_entry: Cell<u64>,
@@ -205,6 +207,7 @@ impl<'m> State<'m> {
             watch: Watch::default(),
             rng_states: RngStates::default(),
             kept: KeptGraphs::default(),
+            unrecorded: RefCell::default(),
             stores,
             table: RefCell::default(),
             next_entry: Cell::new(0),

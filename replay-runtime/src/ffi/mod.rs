@@ -27,7 +27,7 @@ pub(crate) use state::{
     Modes, autocast_clear_cache, autocast_enter, autocast_leave, has_cuda, inference_mode, library_version,
     load_library,
 };
-pub(crate) use tape::{RecordedGraph, StorageSet, Tape, TapeInfo, Use, pause_tapes, stopping};
+pub(crate) use tape::{RecordedGraph, StorageSet, Tape, TapeInfo, Use, pause_tapes};
 pub(crate) use tensor::{
     add_grad, copy, counter, detach_output, grad, identity, nbytes, set_grad, storage, storage_nbytes, take_grad,
 };

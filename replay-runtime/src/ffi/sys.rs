@@ -155,7 +155,7 @@ unsafe extern "C" {
     pub(super) fn replay_has_cuda() -> c_int;
     pub(super) fn replay_version(out: *mut c_char, capacity: usize) -> c_int;
 
-    pub(super) fn replay_tape_install(panicking: extern "C" fn() -> c_int) -> c_int;
+    pub(super) fn replay_tape_install(may_unwind: extern "C" fn() -> c_int) -> c_int;
     pub(super) fn replay_storage_set_new(
         tensors: *const *const C_tensor,
         n: usize,

@@ -2,8 +2,10 @@
 
 use std::ffi::{CString, c_int};
 use std::marker::PhantomData;
+use std::panic::{self, PanicHookInfo};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use tch::{Device, Tensor};
 
@@ -37,6 +39,7 @@ impl Drop for StorageSet {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct TapeInfo {
     pub(crate) usable: bool,
+    pub(crate) abandoned: bool,
     pub(crate) intact: bool,
     pub(crate) filled: bool,
     pub(crate) stopped: bool,
@@ -50,11 +53,10 @@ pub(crate) struct TapeInfo {
 /// What is done with the tensors that operations save, while a body runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
-    Record,
+    /// In a forward; each tensor is dropped at once if it `drops`.
+    Record { drops: bool },
     /// In a replay; the body ends with the last one if it `unwinds`.
-    Refill {
-        unwinds: bool,
-    },
+    Refill { unwinds: bool },
 }
 
 /// The tensors that one block's graph has saved.
@@ -64,14 +66,15 @@ pub(crate) struct Tape(NonNull<CTape>);
 impl Tape {
     /// Whether LibTorch's engine is one that knows tapes.
     pub(crate) fn available() -> bool {
-        extern "C" fn panicking() -> c_int {
-            c_int::from(std::thread::panicking())
+        extern "C" fn may_unwind() -> c_int {
+            c_int::from(!std::thread::panicking() && cover_panic_hook())
         }
         static AVAILABLE: AtomicBool = AtomicBool::new(false);
         // Another library may have taken its place meanwhile, so the answer is not kept; only that it was installed.
         if !AVAILABLE.load(Ordering::Acquire) {
-            // SAFETY: the callback is static, reads a thread-local of the standard library and does not unwind.
-            let installed = unsafe { sys::replay_tape_install(panicking) } != 0;
+            // SAFETY: the callback is static; what it calls panics on threads alone that panic already, and these it does
+            // not come to.
+            let installed = unsafe { sys::replay_tape_install(may_unwind) } != 0;
             AVAILABLE.store(installed, Ordering::Release);
             return installed;
         }
@@ -102,7 +105,8 @@ impl Tape {
     /// Until the guard is dropped, this tape follows what is saved on this thread.
     pub(crate) fn enter(&self, what: Use) -> Result<TapeGuard, ShimError> {
         let what = match what {
-            Use::Record => 0,
+            Use::Record { drops: false } => 0,
+            Use::Record { drops: true } => 3,
             Use::Refill { unwinds: false } => 1,
             Use::Refill { unwinds: true } => 2,
         };
@@ -156,10 +160,33 @@ impl Drop for TapeGuard {
     }
 }
 
-/// Whether this thread unwinds because its tape is full.
-pub(crate) fn stopping() -> bool {
+/// Whether this thread unwinds because of its tape.
+fn stopping() -> bool {
     // SAFETY: reads a thread-local.
     unsafe { sys::replay_tape_stopping() != 0 }
+}
+
+type Hook = dyn Fn(&PanicHookInfo<'_>) + Send + Sync;
+
+/// Makes the panic hook silent about panics by which bodies end for the runtime's sake. Whatever hook is set stays behind
+/// it; one that was set since the last call is covered too. Not for threads that panic.
+fn cover_panic_hook() -> bool {
+    static OURS: Mutex<Option<usize>> = Mutex::new(None);
+    let address = |hook: &Hook| ptr::from_ref(hook).cast::<()>().addr();
+    let mut ours = OURS.lock().unwrap_or_else(PoisonError::into_inner);
+    let found = panic::take_hook();
+    if *ours == Some(address(&*found)) {
+        panic::set_hook(found);
+        return true;
+    }
+    let covered: Box<Hook> = Box::new(move |info| {
+        if !stopping() {
+            found(info);
+        }
+    });
+    *ours = Some(address(&*covered));
+    panic::set_hook(covered);
+    true
 }
 
 /// A block's graph, from the edges of its outputs to the leaves of its inputs.
