@@ -136,12 +136,11 @@ impl<'c, 'm> Call<'c, 'm> {
         let tape = if recorded { self.tape(&variables).in_block(block, "record the graph")? } else { None };
         let pass = self.state.enter(Pass::Forward, self.contexts());
         let run = || run_body(&own, block, Pass::Forward, || (self.body)(self.state, &leaves));
-        let outputs = match &tape {
-            Some((plan, tape)) => plan.record(block, tape, run)?,
-            None => {
-                let _paused = ffi::pause_tapes().in_block(block, "record the graph")?;
-                Recording::Ended(run())
-            }
+        let outputs = if let Some((plan, tape)) = &tape {
+            plan.record(block, tape, run)?
+        } else {
+            let _paused = ffi::pause_tapes().in_block(block, "record the graph")?;
+            Recording::Ended(run())
         };
         drop(pass);
         drop(guard);

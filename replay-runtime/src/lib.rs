@@ -66,6 +66,7 @@ pub mod cuda;
 mod error;
 mod ffi;
 mod input;
+mod keep;
 mod leaves;
 mod link;
 mod modes;

@@ -275,6 +275,20 @@ impl<'m> State<'m> {
         recorded.collect()
     }
 
+    /// Entry `number` leaves the table with `recorded`.
+    pub(crate) fn forget_recorded(&self, number: u64, recorded: &Recorded) {
+        self.kept.remove(number);
+        self.forget_leaves(recorded);
+    }
+
+    /// Its leaves have lived on for its own sake, which is over.
+    pub(crate) fn forget_leaves(&self, recorded: &Recorded) {
+        let mut escaped = self.escaped.borrow_mut();
+        for leaf in &recorded.leaves {
+            escaped.remove(leaf);
+        }
+    }
+
     /// Takes an entry out that goes back, or whose rollout ends.
     pub(crate) fn take(&self, number: u64) -> Option<Entry<'m>> {
         self.table.borrow_mut().remove(&number)

@@ -337,7 +337,7 @@ fn contexts_values_and_blocks_around_blocks_run_to_the_end() {
 }
 
 /// Its tensors are gone until the replay; with a graph that is kept it is as in plain autograd, except that the block is
-/// replayed (tests/keep_graphs.rs).
+/// replayed (`keep_graphs.rs`).
 #[test]
 fn what_a_body_leaves_aside_cannot_be_differentiated() {
     let forms: [fn(&Tensor) -> Tensor; 3] =
