@@ -20,6 +20,10 @@ using torch::autograd::variable_list;
 // Where the gradient of one leaf goes: to whoever differentiates the block just now, if anybody does.
 class Gate {
  public:
+  // With `own_passes_alone` no body runs on the leaf, which could take a gradient of its own.
+  explicit Gate(bool own_passes_alone) : own_passes_alone(own_passes_alone) {}
+  const bool own_passes_alone;
+
   void open(const std::shared_ptr<at::Tensor>& slot) {
     std::lock_guard<std::mutex> lock(mutex_);
     slot_ = slot;
@@ -44,14 +48,15 @@ class Catch : public torch::autograd::FunctionPreHook {
 
   variable_list operator()(const variable_list& grads) override {
     const auto slot = gate_->slot();
-    // The block is not being differentiated: the leaf is held by a graph that left the body.
-    if (slot == nullptr)
+    const auto* token = static_cast<Token*>(c10::ThreadLocalDebugInfo::get(kToken));
+    const bool own = token != nullptr && token->run != nullptr && token->run->rollout == rollout_;
+    // The block is not being differentiated, or not by this pass: the leaf is held by a graph that left the body.
+    if (slot == nullptr || (gate_->own_passes_alone && !own))
       throw Refused(
           kEscaped,
           "a tensor that replay block `" + block_ +
               "` computed from its inputs in its replay and did not return is being differentiated\nreturn it as an output, or detach it: its gradient would end at the block");
-    const auto* token = static_cast<Token*>(c10::ThreadLocalDebugInfo::get(kToken));
-    if (token == nullptr || token->run == nullptr || token->run->rollout != rollout_) return grads;
+    if (!own) return grads;
     // Twice where a block inside captures the leaf.
     if (grads[0].defined()) *slot = slot->defined() ? sum(*slot, grads[0]) : grads[0];
     return {at::Tensor()};

@@ -330,7 +330,7 @@ int replay_push_leaf(replay::Replayed* replayed, size_t index, const at::Tensor*
   return guarded([&] {
     auto& slot = replayed->leaves.at(index);
     slot = std::make_shared<at::Tensor>();
-    const auto gate = std::make_shared<replay::Gate>();
+    const auto gate = std::make_shared<replay::Gate>(/*own_passes_alone=*/false);
     gate->open(slot);
     torch::autograd::impl::add_hook(
         *leaf, std::make_unique<replay::Catch>(replayed->rollout, replayed->block, gate));

@@ -129,6 +129,20 @@ int replay_autocast_clear_cache() {
   return guarded([] { at::autocast::clear_cache(); });
 }
 
+int replay_autocast_nesting() {
+  at::autocast::increment_nesting();
+  return at::autocast::decrement_nesting();
+}
+
+int replay_autocast_end_beyond(int nesting) {
+  return guarded([&] {
+    if (replay_autocast_nesting() <= nesting) return;
+    while (at::autocast::decrement_nesting() > nesting) {
+    }
+    at::autocast::clear_cache();
+  });
+}
+
 int replay_has_cuda() {
   return value_of<int>([] { return at::hasCUDA(); });
 }

@@ -47,6 +47,9 @@ int replay_modes_set(const replay::Modes* modes);
 int replay_autocast_enter(int device_type, int enabled, int dtype);
 int replay_autocast_leave(int device_type, int enabled, int dtype);
 int replay_autocast_clear_cache();
+// How many scopes of autocast are open on this thread; and ends those beyond so many, which an unwinding body left open.
+int replay_autocast_nesting();
+int replay_autocast_end_beyond(int nesting);
 
 int replay_has_cuda();
 // The version of the LibTorch that was loaded, as "2.13.0"; empty where it does not say.

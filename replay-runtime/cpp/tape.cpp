@@ -113,6 +113,24 @@ at::Tensor detached(const at::Tensor& tensor) {
   return at::Tensor(impl->shallow_copy_and_detach(impl->version_counter(), /*allow_tensor_metadata_change=*/false));
 }
 
+// Whether an operation in the graph fills a tensor that it has saved before it ran: `rrelu` its noise, alone among LibTorch's.
+// When such a tensor is brought it has no values yet.
+bool fills_what_it_saved(const torch::autograd::edge_list& roots) {
+  std::unordered_set<torch::autograd::Node*> seen;
+  std::vector<torch::autograd::Node*> open;
+  const auto push = [&](const torch::autograd::Edge& edge) {
+    if (edge.function && seen.insert(edge.function.get()).second) open.push_back(edge.function.get());
+  };
+  for (const auto& edge : roots) push(edge);
+  while (!open.empty()) {
+    auto* node = open.back();
+    open.pop_back();
+    if (node->name().compare(0, 5, "Rrelu") == 0) return true;
+    for (const auto& edge : node->next_edges()) push(edge);
+  }
+  return false;
+}
+
 const c10::StorageImpl* storage_of(const at::Tensor& tensor) {
   return tensor.has_storage() ? tensor.storage().unsafeGetStorageImpl() : nullptr;
 }
@@ -242,6 +260,11 @@ at::Tensor Tape::unpack(size_t index) {
   const Slot& slot = slots_.at(index);
   if (recording_) {
     spoiled_ = true;
+    if (!slot.tensor.defined() && !followed_here())
+      throw Refused(
+          kEscaped,
+          "replay block `" + block_ +
+              "` takes a gradient inside on another thread than its own, which a block that is marked `early_stop` cannot");
     if (!slot.tensor.defined()) {
       abandoned_ = true;
       if (may_unwind()) stopping = true;
@@ -282,8 +305,9 @@ bool Slot::intact() const {
 void RecordedGraph::strip() {
   at::AutoGradMode off(false);
   for (auto& leaf : inputs) {
-    // One handle here, and one in the node that would accumulate into it.
-    if (leaf.use_count() > 2 || leaf.layout() != at::kStrided) continue;
+    // A handle here, and, where the outputs depend on it, one in the node that would accumulate into it.
+    const size_t ours = torch::autograd::impl::try_get_grad_accumulator(leaf) ? 2 : 1;
+    if (leaf.use_count() > ours || leaf.layout() != at::kStrided) continue;
     const std::vector<int64_t> strides(leaf.dim(), 0);
     leaf.set_data(at::empty_strided(leaf.sizes(), strides, leaf.options()));
   }
@@ -297,6 +321,17 @@ void Slot::take(const at::Tensor& saved) {
 void Slot::note(const at::Tensor& saved) {
   counter = saved.unsafeGetTensorImpl()->version_counter();
   version = counter.current_version();
+}
+
+// Whether it is this tape that follows the calling thread.
+bool Tape::followed_here() const {
+  const auto& stack = entered();
+  return !stack.empty() && stack.back().tape.get() == this;
+}
+
+void Tape::give_up() noexcept {
+  std::lock_guard<std::mutex> lock(mutex_);
+  recording_ = false;
 }
 
 bool Tape::is_variable(const at::Tensor& tensor) const {
@@ -379,6 +414,8 @@ int replay_tape_new(
 }
 
 void replay_tape_free(replay::TapeHandle* tape) {
+  // A graph that lives on, since something in it left the body, is not recorded any more.
+  tape->tape->give_up();
   delete tape;
 }
 
@@ -433,10 +470,11 @@ int replay_graph_new(
     auto graph = std::make_unique<replay::RecordedGraph>();
     graph->tape = tape->tape;
     for (size_t i = 0; i < n_outputs; ++i) graph->roots.push_back(torch::autograd::impl::gradient_edge(*outputs[i]));
+    if (replay::fills_what_it_saved(graph->roots)) tape->tape->spoil("an operation fills what it has saved");
     graph->leaves.resize(n_leaves);
     for (size_t i = 0; i < n_leaves; ++i) {
       if (leaves[i] == nullptr) continue;
-      graph->leaves[i] = std::make_shared<replay::Gate>();
+      graph->leaves[i] = std::make_shared<replay::Gate>(/*own_passes_alone=*/true);
       graph->inputs.push_back(*leaves[i]);
       torch::autograd::impl::add_hook(
           *leaves[i], std::make_unique<replay::Catch>(rollout, block, graph->leaves[i]));

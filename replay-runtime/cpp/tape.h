@@ -92,6 +92,8 @@ class Tape {
   // kept, to passes from a tensor that the body left aside.
   void open();
   void close();
+  // Recording is over without `end_record`.
+  void give_up() noexcept;
   // The graph cannot be used: something happened in the body that the tape does not follow.
   void spoil(const char* what);
 
@@ -100,6 +102,7 @@ class Tape {
  private:
   void differ(std::string what);
   bool is_variable(const at::Tensor& tensor) const;
+  bool followed_here() const;
 
   const std::string block_;
   const std::shared_ptr<const StorageSet> variables_;

@@ -12,7 +12,7 @@ mod checks;
 use crate::buffers::ForwardGuard;
 use crate::context::{AnyContext, Contexts, run_body};
 use crate::error::{InBlock, Pass, ReplayError};
-use crate::ffi::{self, Fingerprint, Modes, NodeState, RecordedGraph, ShimError, Tape, WeakTensor};
+use crate::ffi::{self, Fingerprint, Modes, NodeState, RecordedGraph, ShimError, Tape, Use, WeakTensor};
 use crate::leaves::Leaves;
 use crate::link::Link;
 use crate::modes::ModesGuard;
@@ -41,6 +41,7 @@ struct Forward<'m> {
     leaves: Leaves<'m>,
     prints: Vec<Option<Fingerprint>>,
     variables: Rc<Snapshot>,
+    left: Rc<Snapshot>,
     modes: Modes,
     rng: RngRecord,
     captured: Vec<(Tensor, Fingerprint)>,
@@ -156,16 +157,20 @@ impl<'c, 'm> Call<'c, 'm> {
         let mut captured = self.captured(&outputs, &leaves, &variables, since)?;
         captured.extend(inner);
         let drawn = rng.record(block, &self.state.rng_states)?;
-        let forward = Forward { outputs, tape, leaves, prints, variables, modes, rng: drawn, captured };
+        let left = if self.label.buffers { self.state.watch.left(&variables) } else { Rc::clone(&variables) };
+        let forward = Forward { outputs, tape, leaves, prints, variables, left, modes, rng: drawn, captured };
         Ok(Some((forward, Undo { rng, buffers })))
     }
 
     /// What records the graph of a forward that is about to run, if it is used again. That of an inner block in an outer
     /// one's forward is not.
     fn tape(&self, variables: &Snapshot) -> Result<Option<(Plan, Tape)>, ShimError> {
-        let plan = Plan::of(&self.state.options, &self.label, &*self.context);
+        let plan = Plan::of(&self.state.options, &self.label, &self.contexts());
         let unrecorded = || self.state.inside_forward() || self.state.unrecorded.borrow().contains(&self.label.block);
         let Some(plan) = plan.filter(|_| !unrecorded()) else { return Ok(None) };
+        if plan.refill == Some(Use::Refill { unwinds: true }) && !self.state.quiet.replace(true) {
+            ffi::cover_panic_hook();
+        }
         self.state.make_room()?;
         let tape = Tape::new(&self.label.block, self.inputs, variables.storage_set()?, self.state.cuda.get())?;
         Ok(Some((plan, tape)))
@@ -238,7 +243,7 @@ impl<'c, 'm> Call<'c, 'm> {
         attached: &[&Tensor],
     ) -> Result<(), ReplayError> {
         let state = self.state;
-        let Forward { outputs: graph, tape, mut leaves, prints, variables, modes, rng, captured } = forward;
+        let Forward { outputs: graph, tape, mut leaves, prints, variables, left, modes, rng, captured } = forward;
         let compared = rng.unproven || state.options.check == Check::Values;
         let values = compared.then(|| graph.iter().map(ffi::copy).collect::<Result<_, _>>()).transpose();
         let values = values.in_block(&self.label.block, "copy the outputs")?;
@@ -267,6 +272,7 @@ impl<'c, 'm> Call<'c, 'm> {
             modes,
             rng,
             variables,
+            left,
             // One that is gone now, with the graph, was made inside the body.
             captured: captured.into_iter().filter(|(leaf, _)| leaf.upgrade().is_some()).collect(),
             inputs,

@@ -44,6 +44,11 @@ impl Watch {
         Ok(())
     }
 
+    /// The variables as blocks last left them, a block that began with `before` just now.
+    pub(crate) fn left(&self, before: &Rc<Snapshot>) -> Rc<Snapshot> {
+        self.last.borrow().as_ref().map_or_else(|| Rc::clone(before), Rc::clone)
+    }
+
     /// Compare with this to see whether the variables are as they were `then` or have been updated by blocks alone.
     pub(crate) fn expected(&self, then: &Rc<Snapshot>) -> Rc<Snapshot> {
         match &*self.last.borrow() {

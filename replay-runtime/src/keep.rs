@@ -1,6 +1,6 @@
 //! Which graphs a rollout keeps, and what becomes of them in its table.
 
-use crate::context::AnyContext;
+use crate::context::Contexts;
 use crate::error::ReplayError;
 use crate::ffi::{ShimError, Tape, Use};
 use crate::options::{Check, EarlyStop, Keep};
@@ -9,7 +9,9 @@ use crate::state::{Label, Options, State};
 
 impl Plan {
     /// `None`: it is dropped after the forward.
-    pub(crate) fn of(options: &Options, label: &Label, context: &dyn AnyContext) -> Option<Self> {
+    ///
+    /// `contexts` are those that its replay opens.
+    pub(crate) fn of(options: &Options, label: &Label, contexts: &Contexts<'_>) -> Option<Self> {
         let keep = !matches!(options.keep, Keep::None | Keep::Last(0) | Keep::Bytes(0));
         let unwinds = label.early_stop && cfg!(panic = "unwind");
         let refill = match options.early_stop {
@@ -18,7 +20,8 @@ impl Plan {
             EarlyStop::Always => Some(Use::Refill { unwinds }),
         };
         // These want all of the body to run.
-        let refill = refill.filter(|_| context.is_none() && options.check != Check::Values);
+        let refill =
+            refill.filter(|_| contexts.iter().all(|context| context.is_none()) && options.check != Check::Values);
         let wanted = keep || refill.is_some();
         (wanted && Tape::available()).then_some(Self { keep, refill })
     }
@@ -50,6 +53,7 @@ impl State<'_> {
     /// The entries with recorded graphs, and the ranges of numbers that their nodes have, ascending.
     pub(crate) fn recorded_spans(&self) -> (Vec<u64>, Vec<[u64; 2]>) {
         let mut found = self.recorded_infos();
+        found.retain(|(_, info)| info.first_node < info.end_node);
         found.sort_by_key(|(_, info)| info.first_node);
         found.into_iter().map(|(number, info)| (number, [info.first_node, info.end_node])).unzip()
     }

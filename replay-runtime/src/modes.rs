@@ -10,6 +10,8 @@ use crate::ffi::{self, Modes, ShimError};
 pub(crate) struct ModesGuard {
     before: Modes,
     autocast: bool,
+    /// Open scopes of autocast. tch's own does not close its scope on unwind.
+    nesting: i32,
     _thread: PhantomData<*const ()>,
 }
 
@@ -22,7 +24,7 @@ impl ModesGuard {
         if autocast {
             ffi::autocast_clear_cache()?;
         }
-        let guard = Self { before, autocast, _thread: PhantomData };
+        let guard = Self { before, autocast, nesting: ffi::autocast_nesting(), _thread: PhantomData };
         modes.set()?;
         Ok(guard)
     }
@@ -31,6 +33,7 @@ impl ModesGuard {
 impl Drop for ModesGuard {
     fn drop(&mut self) {
         // Nothing can be done about an error here, and none is known: these are the values that were read.
+        let _ = ffi::autocast_end_beyond(self.nesting);
         if self.autocast {
             let _ = ffi::autocast_clear_cache();
         }

@@ -26,7 +26,7 @@ pub enum Keep {
     /// after the last block (a large head, say) needs much itself.
     Last(usize),
     /// Those whose saved tensors fit into so many bytes together. Each storage counts once per graph; inputs
-    /// and variables, which live anyway, do not count. While a block runs its own graph comes on top.
+    /// and variables, which live anyway unless they are offloaded, do not count. While a block runs its own graph comes on top.
     Bytes(u64),
 }
 
@@ -93,7 +93,12 @@ impl BlockOptions {
     ///
     /// It takes effect where the body runs no blocks inside, opens no [`ReplayContext`](crate::ReplayContext), takes no gradient of
     /// its own, captures no trainable tensor that no store knows, and the rollout does not compare values
-    /// ([`Check::Values`]); else the replay runs to the end. A tensor that a body leaves aside can then not be differentiated.
+    /// ([`Check::Values`], or [`serialize_rng(false)`](crate::RolloutBuilder::serialize_rng) beside other threads); else the replay
+    /// runs to the end. A body that takes a gradient of its own begins again, once in a rollout, in its first forward. A
+    /// tensor that a body leaves aside cannot be differentiated. What is computed only where
+    /// [`is_replaying`](crate::is_replaying) says so, or only where it does not, must not need a gradient: use
+    /// [`tch::no_grad`] or [`detach`](tch::Tensor::detach) for it. A panic hook that is set between a rollout's forward and its
+    /// backward may hear of the ends of bodies.
     pub fn early_stop(mut self, early_stop: bool) -> Self {
         self.early_stop = early_stop;
         self

@@ -53,7 +53,9 @@ impl<'m> State<'m> {
         let found = self.watch.expected(&entry.variables);
         entry.check_unchanged(&saved, &found)?;
 
-        self.watch.begin(node.entry, &entry.variables, &found).in_block(&node.block, "put the buffers back")?;
+        // A replay finds the buffers as its forward did, a kept graph as that left them.
+        let then = if kept.is_some() { &entry.left } else { &entry.variables };
+        self.watch.begin(node.entry, then, &found).in_block(&node.block, "put the buffers back")?;
         if let Some(kept) = kept {
             self.ledger.borrow_mut().kept(&node.block, kept.bytes);
         } else {

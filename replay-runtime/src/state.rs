@@ -70,6 +70,8 @@ pub(crate) struct Entry<'m> {
     pub(crate) modes: Modes,
     pub(crate) rng: RngRecord,
     pub(crate) variables: Rc<Snapshot>,
+    /// The variables as the forward left them, where it may have updated buffers.
+    pub(crate) left: Rc<Snapshot>,
     pub(crate) captured: Vec<(WeakTensor, Fingerprint)>,
     pub(crate) inputs: Vec<Option<InputRecord>>,
     pub(crate) outputs: Vec<OutputRecord>,
@@ -181,6 +183,8 @@ pub(crate) struct State<'m> {
     pub(crate) watch: Watch,
     pub(crate) rng_states: RngStates,
     pub(crate) kept: KeptGraphs,
+    /// The panic hook has been made silent about bodies that end early.
+    pub(crate) quiet: Cell<bool>,
     /// Blocks whose forwards take gradients of their own, for which tensors are needed that a tape would drop.
     pub(crate) unrecorded: RefCell<HashSet<Arc<str>>>,
     stores: Vec<&'m dyn Store>,
@@ -207,6 +211,7 @@ impl<'m> State<'m> {
             watch: Watch::default(),
             rng_states: RngStates::default(),
             kept: KeptGraphs::default(),
+            quiet: Cell::new(false),
             unrecorded: RefCell::default(),
             stores,
             table: RefCell::default(),

@@ -137,6 +137,55 @@ fn other_draws_before_it_are_noticed() {
     assert!(!setup.model.grad().defined());
 }
 
+/// `rrelu` saves its noise before it draws it.
+#[test]
+fn noise_that_the_operation_itself_fills_is_replayed_in_full() {
+    let report = train(EarlyStop::Marked, |x, w| x + x.matmul(w).rrelu(true));
+    assert_eq!((report.total.replays, report.total.stopped), (2, 0));
+}
+
+/// An input that the outputs do not depend on has a leaf that nothing else holds.
+#[test]
+fn an_input_that_a_body_keeps_aside_keeps_its_values() {
+    let setup = setup();
+    let (w, stash) = (&setup.model, RefCell::new(Tensor::new()));
+    let [x, logged] = [3, 4].map(|seed| randn(seed, &[5, 4], Kind::Float).set_requires_grad(true));
+    let rollout = Rollout::new(&setup.vs);
+    let inputs = [("x", &x), ("logged", &logged)];
+    let y = rollout.block_with(BlockOptions::new("logs").early_stop(true), &inputs, |_, i| {
+        let _ = stash.replace(i[1].shallow_clone());
+        i[0].matmul(w).tanh() + 1.0
+    });
+    assert_eq!(bytes(&stash.borrow()), bytes(&logged));
+    assert_eq!(rollout.backward(&y.unwrap().sum(Kind::Float)).unwrap().total.stopped, 1);
+    assert_eq!(bytes(&stash.borrow()), bytes(&logged));
+}
+
+/// Of a block that hands out nothing to differentiate, the graph is its own; and real panics are heard afterwards.
+#[test]
+fn what_is_left_aside_by_a_block_without_a_gradient() {
+    static HEARD: AtomicUsize = AtomicUsize::new(0);
+    let setup = setup();
+    let (w, aside) = (&setup.model, RefCell::new(Tensor::new()));
+    let rollout = Rollout::new(&setup.vs);
+    let x = randn(3, &[5, 4], Kind::Float);
+    let y = rollout.block_with(BlockOptions::new("aside").early_stop(true), &[("x", &x)], |_, i| {
+        let h = i[0].matmul(w).tanh();
+        let _ = aside.replace(h.square().sum(Kind::Float));
+        h.detach()
+    });
+    assert!(!y.unwrap().requires_grad());
+    let error = aside.take().f_backward().unwrap_err().to_string();
+    assert!(error.contains("`aside`") && error.contains("return it as an output"), "{error}");
+    let before = std::panic::take_hook();
+    std::panic::set_hook(Box::new(|_| {
+        HEARD.fetch_add(1, Ordering::Relaxed);
+    }));
+    drop(catch_unwind(|| panic!("a real one")));
+    std::panic::set_hook(before);
+    assert_eq!(HEARD.load(Ordering::Relaxed), 1);
+}
+
 /// The body goes on where it was to end, twice, and saves other tensors than the forward did.
 #[test]
 fn a_body_that_swallows_the_end() {
@@ -308,6 +357,11 @@ impl Net {
         x.matmul(&self.w).tanh() + 1.0
     }
 
+    #[replay_block(context = Self::scope)]
+    fn around<'m>(&'m self, rollout: &Rollout<'m>, x: &Tensor) -> Result<Tensor, ReplayError> {
+        self.step_replay(rollout, x)
+    }
+
     #[replay_block(early_stop)]
     fn twice<'m>(&'m self, rollout: &Rollout<'m>, x: &Tensor) -> Result<Tensor, ReplayError> {
         let y = self.step_replay(rollout, x)?;
@@ -332,6 +386,8 @@ fn contexts_values_and_blocks_around_blocks_run_to_the_end() {
     assert_eq!(stopped(Check::Metadata, step), (1, 1, 0));
     assert_eq!(stopped(Check::Values, step), (1, 0, 0));
     assert_eq!(stopped(Check::Metadata, &|net, rollout, x| net.scoped_replay(rollout, x).unwrap()), (1, 0, 1));
+    // The context of an outer block is open around the inner one too.
+    assert_eq!(stopped(Check::Metadata, &|net, rollout, x| net.around_replay(rollout, x).unwrap()), (2, 0, 2));
     // The outer block to its end, the two inside stopped.
     assert_eq!(stopped(Check::Metadata, &|net, rollout, x| net.twice_replay(rollout, x).unwrap()), (3, 2, 0));
 }

@@ -220,6 +220,36 @@ fn statistics_are_updated_once() {
     }
 }
 
+/// Statistics that a block reads after it has updated them: those of a kept graph are the updated ones.
+#[test]
+fn statistics_that_a_block_reads_after_it_has_updated_them() {
+    let run = |keep, early_stop| {
+        tch::set_num_threads(1);
+        tch::manual_seed(7);
+        let vs = nn::VarStore::new(Device::Cpu);
+        let norm = nn::batch_norm1d(vs.root(), 4, nn::BatchNormConfig::default());
+        let rollout = Rollout::builder(&vs).keep_graphs(keep).build();
+        let x = (randn(3, &[5, 4], Kind::Float) * 3.0).set_requires_grad(true);
+        let mut h = x.shallow_clone();
+        for _ in 0..2 {
+            let options = BlockOptions::new("norm").buffers(true).early_stop(early_stop);
+            let body = |_: &Rollout<'_>, i: &[Tensor]| {
+                tch::no_grad(|| drop(nn::ModuleT::forward_t(&norm, &i[0], true)));
+                nn::ModuleT::forward_t(&norm, &i[0], false).tanh()
+            };
+            h = rollout.block_with(options, &[("h", &h)], body).unwrap();
+        }
+        rollout.backward(&h.sum(Kind::Float)).unwrap();
+        bytes(&x.grad())
+    };
+    let expected = run(Keep::None, false);
+    for (keep, early_stop) in
+        [(Keep::Last(1), false), (Keep::Last(2), false), (Keep::None, true), (Keep::Last(1), true)]
+    {
+        assert!(run(keep, early_stop) == expected, "{keep:?}, {early_stop}");
+    }
+}
+
 /// A failure in an older block's replay, after newer ones were differentiated without.
 #[test]
 fn a_failure_restores_the_gradients() {

@@ -24,10 +24,10 @@ pub(crate) use saved::{SavedTensor, WeakTensor};
 #[cfg(test)]
 pub(crate) use state::InferenceGuard;
 pub(crate) use state::{
-    Modes, autocast_clear_cache, autocast_enter, autocast_leave, has_cuda, inference_mode, library_version,
-    load_library,
+    Modes, autocast_clear_cache, autocast_end_beyond, autocast_enter, autocast_leave, autocast_nesting, has_cuda,
+    inference_mode, library_version, load_library,
 };
-pub(crate) use tape::{RecordedGraph, StorageSet, Tape, TapeInfo, Use, pause_tapes};
+pub(crate) use tape::{RecordedGraph, StorageSet, Tape, TapeInfo, Use, cover_panic_hook, pause_tapes};
 pub(crate) use tensor::{
     add_grad, copy, counter, detach_output, grad, identity, nbytes, set_grad, storage, storage_nbytes, take_grad,
 };

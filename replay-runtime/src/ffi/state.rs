@@ -84,6 +84,18 @@ pub(crate) fn autocast_leave(device: Device, enabled: bool, dtype: i8) -> Result
     check(unsafe { sys::replay_autocast_leave(device_code(device).0, c_int::from(enabled), c_int::from(dtype)) })
 }
 
+/// How many scopes of autocast are open on this thread.
+pub(crate) fn autocast_nesting() -> i32 {
+    // SAFETY: reads a thread-local of LibTorch's, by counting up and down.
+    unsafe { sys::replay_autocast_nesting() }
+}
+
+/// Ends the scopes beyond so many.
+pub(crate) fn autocast_end_beyond(nesting: i32) -> Result<(), ShimError> {
+    // SAFETY: changes thread-locals of LibTorch's; exceptions are caught inside.
+    check(unsafe { sys::replay_autocast_end_beyond(nesting) })
+}
+
 /// Forgets the weights that autocast has cast so far.
 pub(crate) fn autocast_clear_cache() -> Result<(), ShimError> {
     // SAFETY: no arguments; the cache has a lock of its own.

@@ -136,6 +136,8 @@ unsafe extern "C" {
     pub(super) fn replay_autocast_enter(device_type: c_int, enabled: c_int, dtype: c_int) -> c_int;
     pub(super) fn replay_autocast_leave(device_type: c_int, enabled: c_int, dtype: c_int) -> c_int;
     pub(super) fn replay_autocast_clear_cache() -> c_int;
+    pub(super) fn replay_autocast_nesting() -> c_int;
+    pub(super) fn replay_autocast_end_beyond(nesting: c_int) -> c_int;
     pub(super) fn replay_rng_read(device_type: c_int, index: c_int, out: *mut *mut CGenerator) -> c_int;
     pub(super) fn replay_rng_write(state: *const CGenerator) -> c_int;
     pub(super) fn replay_rng_stands(state: *const CGenerator, out: *mut c_int) -> c_int;

@@ -67,13 +67,12 @@ impl Tape {
     /// Whether LibTorch's engine is one that knows tapes.
     pub(crate) fn available() -> bool {
         extern "C" fn may_unwind() -> c_int {
-            c_int::from(!std::thread::panicking() && cover_panic_hook())
+            c_int::from(!std::thread::panicking())
         }
         static AVAILABLE: AtomicBool = AtomicBool::new(false);
         // Another library may have taken its place meanwhile, so the answer is not kept; only that it was installed.
         if !AVAILABLE.load(Ordering::Acquire) {
-            // SAFETY: the callback is static; what it calls panics on threads alone that panic already, and these it does
-            // not come to.
+            // SAFETY: the callback is static, reads a thread-local of the standard library and does not unwind.
             let installed = unsafe { sys::replay_tape_install(may_unwind) } != 0;
             AVAILABLE.store(installed, Ordering::Release);
             return installed;
@@ -169,15 +168,18 @@ fn stopping() -> bool {
 type Hook = dyn Fn(&PanicHookInfo<'_>) + Send + Sync;
 
 /// Makes the panic hook silent about panics by which bodies end for the runtime's sake. Whatever hook is set stays behind
-/// it; one that was set since the last call is covered too. Not for threads that panic.
-fn cover_panic_hook() -> bool {
+/// it; one that was set since the last call is covered too. Does nothing on a thread that panics.
+pub(crate) fn cover_panic_hook() {
+    if std::thread::panicking() {
+        return;
+    }
     static OURS: Mutex<Option<usize>> = Mutex::new(None);
     let address = |hook: &Hook| ptr::from_ref(hook).cast::<()>().addr();
     let mut ours = OURS.lock().unwrap_or_else(PoisonError::into_inner);
     let found = panic::take_hook();
     if *ours == Some(address(&*found)) {
         panic::set_hook(found);
-        return true;
+        return;
     }
     let covered: Box<Hook> = Box::new(move |info| {
         if !stopping() {
@@ -186,7 +188,6 @@ fn cover_panic_hook() -> bool {
     });
     *ours = Some(address(&*covered));
     panic::set_hook(covered);
-    true
 }
 
 /// A block's graph, from the edges of its outputs to the leaves of its inputs.
