@@ -29,7 +29,8 @@ const ALLOCATOR: &str = "
 ## The allocator
 
 glibc maps each tensor that is larger than its threshold (32 MiB at most) anew, and the kernel clears each of its pages at a
-fault. Where gradients are that large, this costs as much as computing them, in every arm. The same arms under other settings:
+fault; it also gives the top of its heap back when enough of it is free, and faults it in again for the next block. So faults
+differ from arm to arm, and between runs of one, by a few per cent of the time. Plain training under other settings:
 
 ";
 
