@@ -100,6 +100,16 @@ pub(crate) fn print_errors(errors: &Errors, starts: usize) {
     }
 }
 
+/// What the environment says to the C library's allocator, and to LibTorch about huge pages: both change what large tensors
+/// cost.
+fn allocator() -> String {
+    let telling = |name: &str| {
+        name.starts_with("MALLOC_") || ["GLIBC_TUNABLES", "LD_PRELOAD", "THP_MEM_ALLOC_ENABLE"].contains(&name)
+    };
+    let set: Vec<_> = std::env::vars().filter(|(name, _)| telling(name)).map(|(k, v)| format!("{k}={v}")).collect();
+    if set.is_empty() { "none".to_owned() } else { set.join(" ") }
+}
+
 /// Prints the two arms side by side.
 pub(crate) fn print_comparison(comparison: &Comparison, place: Place) {
     // On a GPU the processor's time says little, and the process's memory is that of the host.
@@ -108,7 +118,7 @@ pub(crate) fn print_comparison(comparison: &Comparison, place: Place) {
         Place::Cuda => ("elapsed", "peak host memory"),
     };
     let Comparison { plain, replay, bitwise_equal } = comparison;
-    println!("One training step, one thread, each arm in its own process:");
+    println!("One training step, one thread, each arm in its own process, allocator settings: {}:", allocator());
     println!("  {:<34} {:>12} {:>12} {:>8}", "", "plain", "replay", "ratio");
     println!("  {:<34} {:>12.6} {:>12.6}", "loss", plain.loss, replay.loss);
     let row = |name: &str, left: f64, right: f64, digits: usize| {

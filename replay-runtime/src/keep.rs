@@ -13,17 +13,22 @@ impl Plan {
     /// `contexts` are those that its replay opens.
     pub(crate) fn of(options: &Options, label: &Label, contexts: &Contexts<'_>) -> Option<Self> {
         let keep = !matches!(options.keep, Keep::None | Keep::Last(0) | Keep::Bytes(0));
-        let unwinds = label.early_stop && cfg!(panic = "unwind");
-        let refill = match options.early_stop {
-            EarlyStop::Off => None,
-            EarlyStop::Marked => label.early_stop.then_some(Use::Refill { unwinds }),
-            EarlyStop::Always => Some(Use::Refill { unwinds }),
-        };
+        let refill = refill(options.early_stop, label.early_stop, cfg!(panic = "unwind"));
         // These want all of the body to run.
         let refill =
             refill.filter(|_| contexts.iter().all(|context| context.is_none()) && options.check != Check::Values);
         let wanted = keep || refill.is_some();
         (wanted && Tape::available()).then_some(Self { keep, refill })
+    }
+}
+
+/// How a replay brings the tensors of a recorded graph; where panics abort, it runs to its end.
+fn refill(early_stop: EarlyStop, marked: bool, panics_unwind: bool) -> Option<Use> {
+    let unwinds = marked && panics_unwind;
+    match early_stop {
+        EarlyStop::Off => None,
+        EarlyStop::Marked => marked.then_some(Use::Refill { unwinds }),
+        EarlyStop::Always => Some(Use::Refill { unwinds }),
     }
 }
 
@@ -94,4 +99,20 @@ fn left_aside(block: &str) -> String {
     format!(
         "a tensor that replay block `{block}` computed and did not return is being differentiated\nreturn it as an output, or do not mark the block `early_stop`: its graph is without tensors until its replay"
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_unwinds_where_panics_abort() {
+        for early_stop in [EarlyStop::Off, EarlyStop::Marked, EarlyStop::Always] {
+            for marked in [false, true] {
+                assert_ne!(refill(early_stop, marked, false), Some(Use::Refill { unwinds: true }));
+                let unwinds = refill(early_stop, marked, true) == Some(Use::Refill { unwinds: true });
+                assert_eq!(unwinds, marked && early_stop != EarlyStop::Off);
+            }
+        }
+    }
 }

@@ -7,7 +7,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
-use replay_runtime::{AutocastGuard, BlockOptions, Chain, Check, ReplayError, Rollout, is_replaying};
+use replay_runtime::{AutocastGuard, BlockOptions, Chain, Check, Keep, ReplayError, Rollout, is_replaying};
 use replay_tests::{How, Oracle, Setup, assert_exact, bytes, randn, same_bits};
 use tch::nn::{Module, ModuleT};
 use tch::{Device, Kind, Tensor, nn};
@@ -188,6 +188,46 @@ fn no_schedule_advances_less_often() {
         let least = least_advances(steps, slots);
         let all = steps as u64;
         assert_eq!(runs(steps, slots), [all, (least + 1 - steps) as u64, all], "{steps} steps with {slots} slots");
+    }
+}
+
+/// The theory's last step goes straight on with its graph: then the counts are its own, to the run.
+#[test]
+fn with_the_last_graph_kept_the_counts_are_those_of_the_theory() {
+    for (steps, slots) in [(1, 1), (2, 1), (8, 1), (8, 2), (9, 3), (10, 4), (21, 3), (40, 3)] {
+        let calls = Cell::new(0);
+        let setup = Setup::new(|path| path.var("w", &[2], nn::Init::Const(0.75)));
+        let w = &setup.model;
+        let rollout = Rollout::builder(&setup.vs).keep_graphs(Keep::Last(1)).build();
+        let x = Tensor::from_slice(&[0.5f32, -0.25]).set_requires_grad(true);
+        let last = rollout.chain(Chain::new("step", steps).slots(slots), &[("x", &x)], |_, _, i| {
+            calls.set(calls.get() + 1);
+            (&i[0] * w).tanh()
+        });
+        let report = rollout.backward(&last.unwrap().sum(Kind::Float)).unwrap();
+        assert_eq!(calls.get(), least_advances(steps, slots) + steps, "{steps} steps with {slots} slots");
+        assert_eq!((report.total.kept, report.total.replays), (1, steps as u64 - 1));
+    }
+}
+
+/// Graphs that wait for their tensors hold no states.
+#[test]
+fn steps_whose_replays_end_early() {
+    for slots in 1..=STEPS {
+        let run = |early_stop: bool| {
+            let setup = setup();
+            let (start, actions) = (&setup.leaves[0].1, &setup.leaves[1].1);
+            let rollout = Rollout::new(&setup.vs);
+            let options = Chain::new(BlockOptions::new("step").early_stop(early_stop), STEPS).slots(slots);
+            let model = &setup.model;
+            let step = |i: i64, inputs: &[Tensor]| advance(model, i, inputs);
+            let loss = chain(&How::Replay(&rollout), options, start, actions, step);
+            let stopped = rollout.backward(&loss).unwrap().total.stopped;
+            (stopped, bytes(&model.ws.grad()), bytes(&start.grad()), bytes(&actions.grad()))
+        };
+        let (all, expected) = (run(true), run(false));
+        assert_eq!((all.0, expected.0), (STEPS as u64, 0), "{slots} slots");
+        assert!((all.1, all.2, all.3) == (expected.1, expected.2, expected.3), "{slots} slots");
     }
 }
 
