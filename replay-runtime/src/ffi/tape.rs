@@ -170,10 +170,10 @@ type Hook = dyn Fn(&PanicHookInfo<'_>) + Send + Sync;
 /// Makes the panic hook silent about panics by which bodies end for the runtime's sake. Whatever hook is set stays behind
 /// it; one that was set since the last call is covered too. Does nothing on a thread that panics.
 pub(crate) fn cover_panic_hook() {
+    static OURS: Mutex<Option<usize>> = Mutex::new(None);
     if std::thread::panicking() {
         return;
     }
-    static OURS: Mutex<Option<usize>> = Mutex::new(None);
     let address = |hook: &Hook| ptr::from_ref(hook).cast::<()>().addr();
     let mut ours = OURS.lock().unwrap_or_else(PoisonError::into_inner);
     let found = panic::take_hook();
