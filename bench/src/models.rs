@@ -210,6 +210,8 @@ impl Model for Adapted {
     fn until_last_save(&self, state: &Tensor, cond: &Tensor) -> Tensor {
         let state = state + self.cond.forward(cond);
         let inner = self.up.forward(&state).gelu("none");
-        self.down.frozen.forward(&inner) + self.down.inner.forward(&inner)
+        // The last product is with `outer`, which saves what comes out of `inner`.
+        drop(self.down.frozen.forward(&inner));
+        self.down.inner.forward(&inner)
     }
 }
