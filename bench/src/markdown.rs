@@ -15,7 +15,7 @@ use crate::scaling::{self, Point};
 
 const BEGINNING: &str = "# Benchmarks
 
-Written by `cargo xtask bench report` from the results of the runs below; no figure was put in by hand.
+Written by `cargo xtask bench report` from the results of the runs below.
 `bench/README.md` says how to run them and what each column means.
 ";
 
