@@ -4,7 +4,8 @@
 use std::path::{Path, PathBuf};
 
 /// In `cpp/`; each has a header of its name.
-const SOURCES: [&str; 9] = ["grad", "live", "node", "print", "rng", "saved", "state", "tape", "walk"];
+const SOURCES: [&str; 11] =
+    ["engine", "grad", "live", "node", "print", "recorded_graph", "rng", "saved", "state", "tape", "walk"];
 /// Headers alone.
 const HEADERS: [&str; 3] = ["guard", "hooks", "pass"];
 

@@ -2,7 +2,7 @@
 #include "grad.h"
 #include "hooks.h"
 #include "pass.h"
-#include "tape.h"
+#include "recorded_graph.h"
 
 #include <ATen/ThreadLocalState.h>
 #include <c10/core/InferenceMode.h>

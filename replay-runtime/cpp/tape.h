@@ -1,9 +1,9 @@
-// What the graph of one block has saved for its derivative, and the graph itself between forward and replay.
+// What the graph of one block has saved for its derivative, between forward and replay.
 //
-// LibTorch hands each tensor that an operation saves to the engine's hooks, and the engine is one of ours (tape.cpp).
+// LibTorch hands each tensor that an operation saves to the engine's hooks, and the engine is one of ours (engine.cpp).
 // While a tape records, on the thread of the body, they go into its slots. The graph that is built meanwhile holds no
-// tensor of its own, only the numbers of slots. So its tensors can be dropped when the forward is over, and brought again by a replay,
-// which runs the body only up to the last of them; or they stay, and there is no replay.
+// tensor of its own, only the numbers of slots. So its tensors can be dropped when the forward is over, and brought again by
+// a replay, which runs the body only up to the last of them; or they stay, and there is no replay.
 //
 // Ownership: the hooks in the graph and `RecordedGraph` share the tape; the tape holds no part of the graph, so that
 // nothing goes in a circle. Threads: a tape records and is refilled on one thread; its graph may die on any, and passes on any
@@ -11,11 +11,8 @@
 #pragma once
 
 #include "guard.h"
-#include "hooks.h"
 
 #include <ATen/ATen.h>
-#include <torch/csrc/autograd/edge.h>
-#include <torch/csrc/autograd/function.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -102,7 +99,6 @@ class Tape {
  private:
   void differ(std::string what);
   bool is_variable(const at::Tensor& tensor) const;
-  bool followed_here() const;
 
   const std::string block_;
   const std::shared_ptr<const StorageSet> variables_;
@@ -131,21 +127,6 @@ class Tape {
   std::string mismatch_;
 };
 
-// Where a block's graph begins and ends.
-struct RecordedGraph {
-  ~RecordedGraph() {
-    if (tape != nullptr) tape->close();
-  }
-  // The tensors are to come again: leaves that nobody else holds give up the inputs' storages, which may be dropped, or moved
-  // to the host, before.
-  void strip();
-
-  torch::autograd::edge_list roots; // of the recorded outputs
-  std::vector<at::Tensor> inputs; // the leaves themselves
-  std::vector<std::shared_ptr<Gate>> leaves; // of the inputs that require grad, null for the others
-  std::shared_ptr<Tape> tape;
-};
-
 // Opaque to Rust.
 struct TapeHandle {
   std::shared_ptr<Tape> tape;
@@ -157,11 +138,6 @@ struct StorageSetHandle {
 } // namespace replay
 
 extern "C" {
-
-// Makes the default engine one whose hooks know tapes. `may_unwind` is called before an exception ends a body: 0 where the
-// calling thread unwinds already. The answer is 0 where another library has an engine of its own, as libtorch_python: then
-// there are no tapes.
-int replay_tape_install(int (*may_unwind)());
 
 int replay_storage_set_new(const at::Tensor* const* tensors, size_t n, replay::StorageSetHandle** out);
 void replay_storage_set_free(replay::StorageSetHandle* set);
@@ -175,30 +151,9 @@ int replay_tape_new(
     replay::TapeHandle** out);
 void replay_tape_free(replay::TapeHandle* tape);
 
-// From here to `replay_tape_leave`, on this thread, the tape records (`use` 0; 3: and drops each tensor at once), or is
-// refilled to the end (1) or until it is full, when the operation that would go on throws (2). A null tape: nothing is recorded inside, and the tape
-// around cannot be used.
-int replay_tape_enter(const replay::TapeHandle* tape, int use);
-void replay_tape_leave();
-// Whether this thread unwinds because of its tape.
-int replay_tape_stopping();
-
 int replay_tape_end_record(const replay::TapeHandle* tape);
 
 void replay_tape_info(const replay::TapeHandle* tape, replay::TapeInfo* out);
 int replay_tape_check(const replay::TapeHandle* tape);
-
-// The graph of `outputs` (all require grad) down to `leaves` (null where an input does not require grad).
-int replay_graph_new(
-    const replay::TapeHandle* tape,
-    uint64_t rollout,
-    const char* block,
-    const at::Tensor* const* outputs,
-    size_t n_outputs,
-    const at::Tensor* const* leaves,
-    size_t n_leaves,
-    replay::RecordedGraph** out);
-int replay_graph_drop_tensors(replay::RecordedGraph* graph);
-void replay_graph_free(replay::RecordedGraph* graph);
 
 }

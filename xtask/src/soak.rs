@@ -158,8 +158,13 @@ fn has_nightly(rustup: &Path) -> bool {
 }
 
 fn memory_tests() -> impl Iterator<Item = &'static str> {
-    let files = ["soundness", "once", "threads", "rng_threads", "buffers", "captures_escapes", "properties"];
-    files.into_iter().flat_map(|file| ["--test", file])
+    let of_threads = ["soundness", "once", "threads", "rng_threads"];
+    let of_graphs =
+        ["captures_escapes", "early_stop", "keep_graphs", "memory_bytes", "memory_lifetime", "memory_skips"];
+    let of_gradients = ["accumulation_in_place", "accumulation_kinds", "accumulation_none"];
+    let others = ["buffers", "chain", "chain_failure", "sequential", "properties"];
+    let files = of_threads.into_iter().chain(of_graphs).chain(of_gradients).chain(others);
+    files.flat_map(|file| ["--test", file])
 }
 
 /// A few tests with every read and write of LibTorch watched too, which is slow.
@@ -170,7 +175,7 @@ fn valgrind(env: &Environment) -> Result<()> {
         return Ok(());
     };
     let mut cargo = cargo::command(env);
-    cargo.args(["test", "--locked", "--test", "once", "--test", "accumulation"]);
+    cargo.args(["test", "--locked", "--test", "once", "--test", "accumulation", "--test", "keep_graphs"]);
     cargo::check(cargo.env(runner_variable(), runner(&program, &env.root)))
 }
 

@@ -1,4 +1,4 @@
-//! What a block's graph has saved, and that graph between forward and replay; `cpp/tape.h`.
+//! What a block's graph has saved, and that graph between forward and replay; `cpp/engine.h`, `cpp/tape.h`, `cpp/recorded_graph.h`.
 
 use std::ffi::{CString, c_int};
 use std::marker::PhantomData;

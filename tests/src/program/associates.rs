@@ -60,15 +60,16 @@ fn uses_all_once(block: &Block, known: usize, param: impl Fn(usize) -> usize) ->
         count += 1;
     }
     for output in &block.outputs {
+        let source = output.source(count);
         match output {
             // What comes after the block adds to such an output first.
             Output::Param(i) => *params.entry(param(*i)).or_insert(0) += 2,
-            Output::Value(i) | Output::View(i) => {
-                use_value(*i, count);
-                use_value(*i, count);
-                *returned.entry(i % count).or_insert(0) += i32::from(matches!(output, Output::Value(_)));
+            Output::Value(_) | Output::View(_) => {
+                use_value(source, count);
+                use_value(source, count);
+                *returned.entry(source).or_insert(0) += i32::from(matches!(output, Output::Value(_)));
             }
-            Output::Doubled(i) => use_value(*i, count),
+            Output::Doubled(_) => use_value(source, count),
             Output::Detached(_) | Output::Indices(_) => {}
         }
     }

@@ -246,8 +246,8 @@ fn whole(world: &World, block: &Block, leaves: Vec<Tensor>) -> (SegmentKind, Vec
         let second = if a == b { values[b].detach() } else { values[b].shallow_clone() };
         values.push(world.apply(*op, &values[a], &second));
     }
-    let value = |i: Option<usize>| &values[i.unwrap_or(0) % values.len()];
-    let outputs: Vec<_> = block.outputs.iter().map(|output| world.output(output, value(output.source()))).collect();
+    let value = |output: &Output| &values[output.source(values.len())];
+    let outputs: Vec<_> = block.outputs.iter().map(|output| world.output(output, value(output))).collect();
     let made = outputs.iter().map(Tensor::shallow_clone).collect();
     (SegmentKind::Block { leaves, outputs }, made)
 }
@@ -260,7 +260,7 @@ fn nest(world: &World, block: &Block, leaves: &[Tensor]) -> (SegmentKind, Vec<Te
     }
     let mut outputs = Vec::new();
     for output in &block.outputs {
-        let source = graph.env[output.source().unwrap_or(0) % graph.env.len()];
+        let source = graph.env[output.source(graph.env.len())];
         outputs.push(match output {
             Output::Value(_) => source,
             Output::Param(i) => graph.op(&[], &[world.param_index(*i)], |_| world.output(output, &Tensor::new())),

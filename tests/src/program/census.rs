@@ -63,7 +63,7 @@ impl World {
         let values = inputs.len() + block.steps.len();
         for output in &block.outputs {
             match output {
-                Output::Value(i) => self.note_if(i % values < inputs.len(), "inputs as outputs"),
+                Output::Value(_) => self.note_if(output.source(values) < inputs.len(), "inputs as outputs"),
                 Output::View(_) => self.note("views as outputs"),
                 Output::Param(_) => self.note("parameters as outputs"),
                 Output::Detached(_) => self.note("detached outputs"),

@@ -118,12 +118,10 @@ impl<'p> Run<'p> {
     fn round(&self, round: usize, before: &Gradients) -> Result<Option<Tensor>, String> {
         self.program.start_round(&self.world, round);
         let mode = MODES[self.program.mode];
-        // Where values are compared no replay ends early.
-        let compared = self.program.seed % 2 == 1 && !mode.marked;
-        let check = if compared { Check::Values } else { Check::default() };
+        let check = if self.program.compared { Check::Values } else { Check::default() };
         let builder = Rollout::builder(&self.vs).check(check);
         let rollout = builder.keep_graphs(mode.keep).early_stop(mode.early_stop).build();
-        self.world.note_if(compared, "outputs compared");
+        self.world.note_if(self.program.compared, "outputs compared");
         let mut forward = Forward::new(&self.world, self.program, &self.leaves);
         if let Err(broken) = forward.go_on(&Mode::Replay(&rollout)) {
             self.check_failed(&broken, (round, forward.done()), before)?;

@@ -42,7 +42,7 @@ pub struct Program {
     pub leaves: Vec<Leaf>,
     /// What is done with them.
     pub steps: Vec<Step>,
-    /// The tensors that the loss is made of.
+    /// The tensors that the loss is made of, by how many are newer.
     pub loss: Vec<usize>,
     /// Whether each of their elements has a weight of its own; without, their gradients are expanded numbers.
     pub weighted_loss: bool,
@@ -56,6 +56,8 @@ pub struct Program {
     pub seed: i64,
     /// What its rollouts make of graphs: one of [`MODES`](crate::MODES).
     pub mode: usize,
+    /// Whether every replay's outputs are compared with its forward's; then none ends early.
+    pub compared: bool,
 }
 
 /// A family of numbers.

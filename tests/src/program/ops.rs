@@ -219,11 +219,13 @@ impl Op {
 }
 
 impl Output {
-    /// The value that it is made of, if it is made of one.
-    pub(super) fn source(&self) -> Option<usize> {
-        match self {
-            Self::Value(i) | Self::Doubled(i) | Self::View(i) | Self::Detached(i) | Self::Indices(i) => Some(*i),
-            Self::Param(_) => None,
-        }
+    /// Which of the `count` tensors of a body it is made of, the newest where it is made of none. It names them from the
+    /// newest on.
+    pub(super) fn source(&self, count: usize) -> usize {
+        let newer = match self {
+            Self::Value(i) | Self::Doubled(i) | Self::View(i) | Self::Detached(i) | Self::Indices(i) => i % count,
+            Self::Param(_) => 0,
+        };
+        count - 1 - newer
     }
 }

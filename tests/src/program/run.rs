@@ -67,9 +67,9 @@ impl Program {
         Self { steps: self.steps[..steps].to_vec(), ..self.clone() }
     }
 
-    /// Which of `count` tensors the loss is made of, each once.
+    /// Which of `count` tensors the loss is made of, each once; it names them from the newest on.
     pub(super) fn loss_of(&self, count: usize) -> BTreeSet<usize> {
-        self.loss.iter().map(|i| i % count).collect()
+        self.loss.iter().map(|i| count - 1 - i % count).collect()
     }
 }
 
@@ -131,7 +131,7 @@ fn body(
         values.extend(new);
     }
     world.strike(block.id, true, depth)?;
-    let value = |output: &Output| &values[output.source().unwrap_or(0) % values.len()];
+    let value = |output: &Output| &values[output.source(values.len())];
     Ok(block.outputs.iter().map(|output| world.output(output, value(output))).collect())
 }
 
