@@ -132,7 +132,7 @@ fn fuzzer(program: &Path, corpus: &Path, artifacts: &Path, time: Duration, seed:
     command
 }
 
-/// Programs and the tests that are about memory, with Rust's side instrumented.
+/// Programs and the tests that are about memory, with Rust's side and the shim instrumented.
 fn sanitize(env: &Environment) -> Result<()> {
     println!("=== AddressSanitizer");
     let Some(rustup) = env.program("rustup").filter(|rustup| has_nightly(rustup)) else {
@@ -145,7 +145,8 @@ fn sanitize(env: &Environment) -> Result<()> {
     nightly.env_remove("RUSTUP_TOOLCHAIN").env_remove("CARGO").env_remove("RUSTC");
     nightly.args(["run", "nightly", "cargo", "test", "--locked", "--target", TARGET]);
     nightly.arg("--target-dir").arg(env.root.join("target/asan")).args(memory_tests());
-    nightly.env("RUSTFLAGS", "-Zsanitizer=address").env("REPLAY_CASES", "200");
+    // C++ calls the same runtime, whichever compiler instruments it.
+    nightly.env("RUSTFLAGS", "-Zsanitizer=address").env("CXXFLAGS", "-fsanitize=address").env("REPLAY_CASES", "200");
     // LibTorch keeps what it has set up until the process ends.
     nightly.env("ASAN_OPTIONS", "detect_leaks=0");
     cargo::check(&mut nightly)
