@@ -55,10 +55,10 @@ impl State<'_> {
         Ok(())
     }
 
-    /// The entries with recorded graphs, and the ranges of numbers that their nodes have, ascending.
+    /// The entries with recorded graphs, and the ranges of numbers that their nodes have, ascending. No two begin alike: the
+    /// node of the block itself comes after its body's.
     pub(crate) fn recorded_spans(&self) -> (Vec<u64>, Vec<[u64; 2]>) {
         let mut found = self.recorded_infos();
-        found.retain(|(_, info)| info.first_node < info.end_node);
         found.sort_by_key(|(_, info)| info.first_node);
         found.into_iter().map(|(number, info)| (number, [info.first_node, info.end_node])).unzip()
     }

@@ -8,7 +8,7 @@ use tch::{Device, Kind, Tensor, nn};
 
 use super::*;
 use crate::ffi::InferenceGuard;
-use crate::{ReplayError, Rollout, is_replaying};
+use crate::{BlockOptions, ReplayError, Rollout, is_replaying};
 
 const OPTIONS: (Kind, Device) = (Kind::Float, Device::Cpu);
 
@@ -97,6 +97,38 @@ fn modes_that_a_body_sets_end_with_it() {
                 rollout.backward(&y.unwrap().sum(Kind::Float)).unwrap();
                 assert_eq!(Modes::current().unwrap(), default);
             }
+        }
+    }
+}
+
+/// tch's own `autocast` is a scope that an unwinding body leaves open, and its cast weights with it.
+#[test]
+fn scopes_of_autocast_that_a_body_leaves_open_end_with_it() {
+    let (cpu, bfloat16) = (Device::Cpu, 15);
+    let before = (Modes::current().unwrap(), ffi::autocast_nesting());
+    for (early_stop, panics) in [(true, false), (false, false), (false, true)] {
+        let model = model();
+        let rollout = Rollout::new(&model.vs);
+        let options = BlockOptions::new("casts").early_stop(early_stop);
+        let made = catch_unwind(AssertUnwindSafe(|| {
+            rollout.block_with(options, &[("x", &x())], |_, i| {
+                (0..2).for_each(|_| ffi::autocast_enter(cpu, true, bfloat16).unwrap());
+                let y = (&i[0] * &model.w).sin();
+                assert!(!panics, "on purpose");
+                ffi::autocast_leave(cpu, false, bfloat16).unwrap();
+                if early_stop {
+                    // Not so in the replay, which ends with the sine.
+                    ffi::autocast_leave(cpu, false, bfloat16).unwrap();
+                }
+                y
+            })
+        }));
+        assert_eq!((Modes::current().unwrap(), ffi::autocast_nesting()), before, "{early_stop} {panics}");
+        assert_eq!(made.is_err(), panics);
+        if let Ok(y) = made {
+            let report = rollout.backward(&y.unwrap().sum(Kind::Float)).unwrap();
+            assert_eq!(report.total.stopped > 0, early_stop);
+            assert_eq!((Modes::current().unwrap(), ffi::autocast_nesting()), before, "{early_stop}");
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Kept graphs: the newest blocks inside a budget need no replay, and nothing else changes.
 
 use std::cell::{Cell, RefCell};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use replay_runtime::{BlockOptions, EarlyStop, Keep, ReplayError, Rollout, RolloutReport, is_replaying};
 use replay_tests::{Setup, bytes, randn};
@@ -153,6 +154,68 @@ fn what_a_body_leaves_aside_is_differentiated_too() {
         };
         assert_eq!(run(Keep::Last(1)), run(Keep::None));
     }
+}
+
+/// Blocks that make no node, before and after one that leaves something aside, are not taken for it.
+#[test]
+fn blocks_without_a_node_are_told_from_their_neighbours() {
+    let run = |keep| {
+        let setup = setup();
+        let (w, aside) = (&setup.model, RefCell::new(Tensor::new()));
+        let rollout = Rollout::builder(&setup.vs).keep_graphs(keep).build();
+        let returns = |name: &str, x: &Tensor| rollout.block(name, &[("x", x)], |_, i| i[0].shallow_clone()).unwrap();
+        let z = returns("first", &returns("before", &randn(4, &[5, 4], Kind::Float).set_requires_grad(true)));
+        let x = randn(3, &[5, 4], Kind::Float);
+        let y = rollout.block("leaves", &[("x", &x)], |_, i| {
+            let h = i[0].matmul(w).tanh();
+            if !is_replaying() {
+                let _ = aside.replace(h.square().sum(Kind::Float));
+            }
+            h.exp()
+        });
+        let y = (returns("last", &returns("after", &y.unwrap())) * z).sum(Kind::Float);
+        let report = rollout.backward(&(y + aside.take())).unwrap();
+        let replays = report.blocks.iter().find(|(name, _)| name == "leaves").map(|(_, block)| block.replays);
+        (replays, bytes(&setup.model.grad()))
+    };
+    assert_eq!(run(Keep::Bytes(u64::MAX)), run(Keep::None));
+}
+
+/// A pass of another thread comes to the block's leaf while the block is differentiated.
+#[test]
+fn a_foreign_pass_at_the_same_time_is_an_error_and_takes_nothing() {
+    let run = |keep, foreign: bool| {
+        let setup = setup();
+        let (w, aside) = (&setup.model, RefCell::new(Tensor::new()));
+        let rollout = Rollout::builder(&setup.vs).keep_graphs(keep).build();
+        let x = randn(3, &[5, 4], Kind::Float).set_requires_grad(true);
+        let y = rollout.block("leaves", &[("x", &x)], |_, i| {
+            let _ = aside.replace((&i[0] * 2.0).sum(Kind::Float));
+            (0..2000).fold(i[0].shallow_clone(), |h, _| h.tanh()).matmul(w)
+        });
+        let loss = y.unwrap().sum(Kind::Float);
+        let (aside, over, passes) = (aside.take(), AtomicBool::new(false), AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            let (over, passes) = (&over, &passes);
+            if foreign {
+                scope.spawn(move || {
+                    while !over.load(Ordering::Relaxed) {
+                        let error = aside.f_backward().unwrap_err().to_string();
+                        assert!(error.contains("`leaves`"), "{error}");
+                        passes.fetch_add(1, Ordering::Relaxed);
+                    }
+                });
+                while passes.load(Ordering::Relaxed) == 0 {
+                    std::thread::yield_now();
+                }
+            }
+            rollout.backward(&loss).unwrap();
+            over.store(true, Ordering::Relaxed);
+        });
+        assert!(passes.into_inner() > 1 || !foreign);
+        (bytes(&x.grad()), bytes(&w.grad()))
+    };
+    assert_eq!(run(Keep::Last(1), true), run(Keep::None, false));
 }
 
 /// Another pass has used the kept graph up: the block is replayed.
