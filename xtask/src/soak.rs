@@ -1,5 +1,6 @@
 //! The long search for faults: random programs with ever new seeds, then the macro's fuzz target, then the tests of memory
-//! under `AddressSanitizer` and valgrind, where those are installed. Not a part of what a change must pass.
+//! under `AddressSanitizer` and valgrind, where those are installed, and a program with `panic = "abort"`. Not a part of what a
+//! change must pass.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
@@ -20,8 +21,8 @@ pub(crate) struct Options {
     /// Where the sequence of random programs starts; another place each time if not given.
     #[arg(long)]
     seed: Option<u64>,
-    /// Leave out what comes after that: a short form under `AddressSanitizer`, which compiles torch-sys once more (10
-    /// minutes), and valgrind.
+    /// Leave out what comes after that: a short form under `AddressSanitizer`, valgrind, and a program with `panic =
+    /// "abort"`. The first and the last compile torch-sys once more each (10 minutes).
     #[arg(long)]
     no_sanitizers: bool,
 }
@@ -72,6 +73,7 @@ pub(crate) fn run(env: &Environment, options: &Options) -> Result<()> {
     if !options.no_sanitizers {
         sanitize(env)?;
         valgrind(env)?;
+        aborting(env)?;
     }
     println!("=== nothing found");
     Ok(())
@@ -178,6 +180,14 @@ fn valgrind(env: &Environment) -> Result<()> {
     let mut cargo = cargo::command(env);
     cargo.args(["test", "--locked", "--test", "once", "--test", "accumulation", "--test", "keep_graphs"]);
     cargo::check(cargo.env(runner_variable(), runner(&program, &env.root)))
+}
+
+/// A program in which nothing may unwind.
+fn aborting(env: &Environment) -> Result<()> {
+    println!("=== panic = \"abort\"");
+    let mut cargo = cargo::command(env);
+    cargo.args(["run", "--locked", "--example", "panics", "--target-dir"]).arg(env.root.join("target/abort"));
+    cargo::check(cargo.env("CARGO_PROFILE_DEV_PANIC", "abort"))
 }
 
 /// Tells cargo what to start test programs with.
