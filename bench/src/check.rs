@@ -19,6 +19,10 @@ pub(crate) struct Checked {
     pub(crate) live_peak_mb: f64,
     /// Bytes of inputs that the rollout kept.
     pub(crate) saved_bytes: Option<u64>,
+    /// Bytes of recorded graphs themselves, an estimate.
+    pub(crate) graph_bytes: Option<u64>,
+    /// Bytes of gradients that were copied on their way to the parameters.
+    pub(crate) gradient_bytes_copied: Option<u64>,
     /// A hash of the bits of all gradients, and of those of a plain step in this process.
     pub(crate) gradients: String,
     pub(crate) plain_gradients: String,
@@ -46,7 +50,9 @@ pub(crate) fn check(options: &Options, mode: Mode) -> Result<Checked> {
         arm: options.arm.clone(),
         blocks: options.blocks,
         live_peak_mb: mebibytes(live),
-        saved_bytes: report.map(|report| report.total.bytes_saved),
+        saved_bytes: report.as_ref().map(|report| report.total.bytes_saved),
+        graph_bytes: report.as_ref().map(|report| report.total.bytes_graphs),
+        gradient_bytes_copied: report.map(|report| report.gradient_bytes_copied),
         gradients: fingerprint(&found),
         plain_gradients: fingerprint(&plain),
         relative_difference: difference(&found, &plain),

@@ -61,6 +61,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let peers = peers.map(|(python, script)| Peers { python, script });
     let launcher = Launcher { threads: options.threads, repeats: options.repeats, peers, variables: Vec::new() };
     let mut machine = Machine::read(&launcher)?;
+    write(&options.out, "run.json", &machine)?;
     let mut all = Vec::new();
     for workload in options.workloads() {
         let found = one(options, &launcher, workload)?;
@@ -68,11 +69,11 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         all.extend(found);
         // What was measured is not lost if something later fails.
         write(&options.out, "results.json", &all)?;
+        machine.load_after = load();
+        write(&options.out, "run.json", &machine)?;
     }
     let sweep = sweep(options, &launcher)?;
     write(&options.out, "scaling.json", &sweep)?;
-    machine.load_after = load();
-    write(&options.out, "run.json", &machine)?;
     plot::results(&options.out.join("results.png"), &all)?;
     plot::scaling(&options.out.join("scaling.png"), &sweep)?;
     println!("\n{}", machine.lines().join("\n"));

@@ -22,7 +22,8 @@ Written by `cargo xtask bench report` from the results of the runs below.
 const RATIOS: &str = "
 Ratios are medians over the rounds of each round's own quotient of processor seconds, the least step of a process divided by
 that of the plain arm of the same language. *law* is the ratio that the law makes of the plain arm's own parts (forward without graph `f`, forward
-`F`, backward `b`), *law / ratio* is the efficiency. *RSS* and *live* are peaks over what there was before the first step, in MiB.
+`F`, backward `b`), *law / ratio* is the efficiency. *RSS* and *live* are peaks over what there was before the first step, in MiB. *graph bytes*
+are those of recorded graphs without their tensors, estimated; *copied* are bytes of gradients that were copied.
 ";
 
 const ALLOCATOR: &str = "
@@ -116,17 +117,18 @@ fn heading(text: &mut String, row: &Row) -> Result<()> {
         row.rounds_repeated,
         row.rounds_noisy
     )?;
-    text.push_str("| arm | cpu s | wall s | ratio | least..most | law | law / ratio | RSS | live | saved bytes | us a block | over nonreentrant | over reentrant | over reference |\n");
-    text.push_str("|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n");
+    text.push_str("| arm | cpu s | wall s | ratio | least..most | law | law / ratio | RSS | live | saved bytes | graph bytes | copied | us a block | over nonreentrant | over reentrant | over reference |\n");
+    text.push_str("|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n");
     Ok(())
 }
 
 fn line(text: &mut String, row: &Row) -> Result<()> {
     let some = |value: Option<f64>, digits: usize| value.map_or_else(String::new, |value| format!("{value:.digits$}"));
+    let bytes = |bytes: Option<u64>| bytes.map_or_else(String::new, |bytes| bytes.to_string());
     let peer = |name: &str| some(row.ratio_to_peers.get(name).copied(), 3);
     writeln!(
         text,
-        "| {} | {:.4} | {:.4} | {:.3} | {:.3}..{:.3} | {} | {} | {:.1} | {} | {} | {:.1} | {} | {} | {} |",
+        "| {} | {:.4} | {:.4} | {:.3} | {:.3}..{:.3} | {} | {} | {:.1} | {} | {} | {} | {} | {:.1} | {} | {} | {} |",
         row.arm,
         row.cpu_median,
         row.wall_median,
@@ -137,7 +139,9 @@ fn line(text: &mut String, row: &Row) -> Result<()> {
         some(row.predicted_over_measured, 3),
         row.peak_mb,
         some(row.live_peak_mb, 1),
-        row.saved_bytes.map_or_else(String::new, |bytes| bytes.to_string()),
+        bytes(row.saved_bytes),
+        bytes(row.graph_bytes),
+        bytes(row.gradient_bytes_copied),
         row.overhead_us,
         peer("nonreentrant"),
         peer("reentrant"),

@@ -37,6 +37,8 @@ pub(crate) struct Row {
     pub(crate) overhead_us: f64,
     pub(crate) live_peak_mb: Option<f64>,
     pub(crate) saved_bytes: Option<u64>,
+    pub(crate) graph_bytes: Option<u64>,
+    pub(crate) gradient_bytes_copied: Option<u64>,
     /// What the law makes of the plain arm's parts, and that over what was measured.
     pub(crate) predicted_ratio: Option<f64>,
     pub(crate) predicted_over_measured: Option<f64>,
@@ -114,6 +116,8 @@ fn row(workload: Workload, arm: &str, rounds: &Rounds, checked: Option<&Checked>
         overhead_us: median_of(&|(run, plain)| (run.cpu_min - plain.cpu_min) / count(run.blocks) * 1e6),
         live_peak_mb: checked.map(|checked| checked.live_peak_mb),
         saved_bytes: checked.and_then(|checked| checked.saved_bytes),
+        graph_bytes: checked.and_then(|checked| checked.graph_bytes),
+        gradient_bytes_copied: checked.and_then(|checked| checked.gradient_bytes_copied),
         predicted_ratio: predicted,
         predicted_over_measured: predicted.map(|predicted| predicted / ratio),
         parts: first.parts,

@@ -70,6 +70,8 @@ fn a_wrong_gradient_is_an_error() {
         blocks: 10,
         live_peak_mb: 1.0,
         saved_bytes: Some(1),
+        graph_bytes: Some(2),
+        gradient_bytes_copied: Some(0),
         gradients: hash.to_owned(),
         plain_gradients: "right".to_owned(),
         relative_difference: 1e-7,
