@@ -29,9 +29,17 @@ enum Flat {
     Token(String),
 }
 
+/// Without each `where` that nothing stands behind: syn does not write it.
 fn flat(tokens: TokenStream) -> Vec<Flat> {
     let mut list = Vec::new();
     push(tokens, &mut list);
+    let ends = |token: Option<&Flat>| {
+        token.is_some_and(|token| *token == Flat::Open(Delimiter::Brace) || *token == Flat::Token(";".to_owned()))
+    };
+    let empty = |i: usize| list[i] == Flat::Token("where".to_owned()) && ends(list.get(i + 1));
+    let kept: Vec<bool> = (0..list.len()).map(|i| !empty(i)).collect();
+    let mut kept = kept.into_iter();
+    list.retain(|_| kept.next() == Some(true));
     list
 }
 
