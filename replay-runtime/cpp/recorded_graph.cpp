@@ -70,10 +70,17 @@ int replay_graph_new(
   });
 }
 
+int replay_graph_end_record(replay::RecordedGraph* graph) {
+  return guarded([&] {
+    graph->tape->end_record();
+    graph->strip();
+  });
+}
+
 int replay_graph_drop_tensors(replay::RecordedGraph* graph) {
   return guarded([&] {
     graph->tape->drop_tensors();
-    if (!graph->tape->info().filled) graph->strip();
+    graph->strip();
   });
 }
 

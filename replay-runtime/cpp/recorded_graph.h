@@ -17,8 +17,8 @@ struct RecordedGraph {
   ~RecordedGraph() {
     if (tape != nullptr) tape->close();
   }
-  // The tensors are to come again: leaves that nobody else holds give up the inputs' storages, which may be dropped, or moved
-  // to the host, before.
+  // What the graph has saved is saved by itself: leaves that nobody else holds give up the inputs' storages, which may be
+  // dropped, or moved to the host, before the graph is.
   void strip();
 
   torch::autograd::edge_list roots; // of the recorded outputs
@@ -41,6 +41,8 @@ int replay_graph_new(
     const at::Tensor* const* leaves,
     size_t n_leaves,
     replay::RecordedGraph** out);
+// All that only the forward needed is gone.
+int replay_graph_end_record(replay::RecordedGraph* graph);
 int replay_graph_drop_tensors(replay::RecordedGraph* graph);
 void replay_graph_free(replay::RecordedGraph* graph);
 

@@ -274,10 +274,6 @@ void replay_tape_free(replay::TapeHandle* tape) {
   delete tape;
 }
 
-int replay_tape_end_record(const replay::TapeHandle* tape) {
-  return guarded([&] { tape->tape->end_record(); });
-}
-
 void replay_tape_info(const replay::TapeHandle* tape, replay::TapeInfo* out) {
   *out = tape->tape->info();
 }

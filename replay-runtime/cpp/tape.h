@@ -151,8 +151,6 @@ int replay_tape_new(
     replay::TapeHandle** out);
 void replay_tape_free(replay::TapeHandle* tape);
 
-int replay_tape_end_record(const replay::TapeHandle* tape);
-
 void replay_tape_info(const replay::TapeHandle* tape, replay::TapeInfo* out);
 int replay_tape_check(const replay::TapeHandle* tape);
 

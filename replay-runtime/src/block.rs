@@ -172,8 +172,15 @@ impl<'c, 'm> Call<'c, 'm> {
             ffi::cover_panic_hook();
         }
         self.state.make_room()?;
-        let tape = Tape::new(&self.label.block, self.inputs, variables.storage_set()?, self.state.cuda.get())?;
+        // Those that are saved anyway.
+        let inputs = &self.inputs[self.states_left_out()..];
+        let tape = Tape::new(&self.label.block, inputs, variables.storage_set()?, self.state.cuda.get())?;
         Ok(Some((plan, tape)))
+    }
+
+    /// How many inputs, the first ones, are states of a chain that are not saved.
+    fn states_left_out(&self) -> usize {
+        self.link.as_ref().map_or(0, |link| if link.keeps_states() { 0 } else { link.states() })
     }
 
     /// Those that a replay of this block opens: of the blocks around it, which are open now, and its own.
@@ -312,7 +319,7 @@ impl<'c, 'm> Call<'c, 'm> {
     ) -> Result<(Option<Recorded>, Option<u64>), ShimError> {
         let Some((plan, mut recorded)) = kept else { return Ok((None, None)) };
         recorded.refill = recorded.refill.filter(|_| !compared);
-        recorded.tape.end_record()?;
+        recorded.graph.end_record()?;
         let info = recorded.tape.info();
         if !info.usable {
             self.state.forget_leaves(&recorded);
@@ -335,7 +342,7 @@ impl<'c, 'm> Call<'c, 'm> {
         let block = &self.label.block;
         let mut saved = Vec::new();
         let mut records = Vec::new();
-        let left_out = self.link.as_ref().map_or(0, |link| if link.keeps_states() { 0 } else { link.states() });
+        let left_out = self.states_left_out();
         for (i, (input, print)) in self.inputs.iter().zip(prints).enumerate() {
             let (Some(input), Some(print)) = (input, print) else {
                 saved.push(None);

@@ -66,6 +66,13 @@ impl Watch {
         if same { Ok(()) } else { then.put_buffers(false) }
     }
 
+    /// A replay ended early, maybe before its body had written all that its graph reads: the buffers become what its
+    /// forward `left`, as those of a body that ran to the end are.
+    pub(crate) fn complete(&self, left: &Rc<Snapshot>) -> Result<(), ShimError> {
+        *self.last.borrow_mut() = Some(Rc::clone(left));
+        left.put_buffers(false)
+    }
+
     /// The block of entry `number` was differentiated.
     pub(crate) fn end(&self, number: u64) -> Result<(), ShimError> {
         let ended = self.replaced.borrow_mut().pop_if(|replaced| replaced.number == number);

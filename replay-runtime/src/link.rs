@@ -1,6 +1,6 @@
 //! How the steps of a chain find each other: the data behind it.
 
-use std::cell::{OnceCell, RefCell};
+use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -11,9 +11,7 @@ pub(crate) struct Piece {
     pub(crate) block: Arc<str>,
     len: usize,
     states: usize,
-    capacity: usize,
-    /// Planned when the second step is reached: where nothing is recorded, each step begins a piece.
-    slots: OnceCell<RefCell<Slots>>,
+    slots: RefCell<Slots>,
     /// The numbers of the steps' entries in the rollout's table, as far as the forward has come.
     entries: RefCell<Vec<u64>>,
 }
@@ -21,11 +19,7 @@ pub(crate) struct Piece {
 impl Piece {
     /// A piece of `len` runs of `block` over so many `states`, which are stored before at most `capacity` steps at a time.
     pub(crate) fn new(block: Arc<str>, len: usize, capacity: usize, states: usize) -> Self {
-        Self { block, len, states, capacity, slots: OnceCell::new(), entries: RefCell::default() }
-    }
-
-    fn slots(&self) -> &RefCell<Slots> {
-        self.slots.get_or_init(|| RefCell::new(Slots::forward(self.len, self.capacity)))
+        Self { block, len, states, slots: RefCell::new(Slots::new(len, capacity)), entries: RefCell::default() }
     }
 
     /// Whether the step was recorded.
@@ -55,7 +49,7 @@ impl Link {
     /// Whether the forward saves the states before this step: in a slot, or, before the last step, because its replay comes
     /// first.
     pub(crate) fn keeps_states(&self) -> bool {
-        self.step == 0 || self.step + 1 == self.piece.len || self.piece.slots().borrow().holds(self.step)
+        self.step == 0 || self.step + 1 == self.piece.len || self.piece.slots.borrow_mut().stores(self.step)
     }
 
     /// The step has been recorded, as the next one of its piece, under that number.
@@ -67,6 +61,6 @@ impl Link {
 
     /// How to come to the states before this step.
     pub(crate) fn legs(&self) -> Vec<Leg> {
-        self.piece.slots().borrow_mut().legs(self.step)
+        self.piece.slots.borrow_mut().legs(self.step)
     }
 }

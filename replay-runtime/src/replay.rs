@@ -82,7 +82,9 @@ impl<'m> State<'m> {
         let leaves = entry.leaves(saved)?;
         let outputs = self.run_again(entry, recorded, &leaves, Pass::Replay)?;
         entry.check_unwritten(saved)?;
-        if entry.label.buffers {
+        if entry.label.buffers && outputs.is_none() {
+            self.watch.complete(&entry.left).in_block(block, "put the buffers back")?;
+        } else if entry.label.buffers {
             self.watch.updated(&entry.variables).in_block(block, "read the variables")?;
         }
         self.ledger.borrow_mut().replayed(block, started.elapsed(), outputs.is_none());

@@ -21,7 +21,7 @@ pub struct BlockReport {
     /// Blocks that were differentiated without a replay, since their graph was kept or had saved nothing but inputs and
     /// variables; see [`Keep`](crate::Keep).
     pub kept: u64,
-    /// Bytes that those graphs had saved, inputs and variables not counted.
+    /// Bytes that those graphs had saved, variables and inputs that are saved anyway not counted.
     pub bytes_kept: u64,
     /// Bytes that recorded graphs took themselves, without tensors: an estimate.
     pub bytes_graphs: u64,

@@ -24,25 +24,38 @@ pub(crate) struct Leg {
 /// The positions of the inputs that are stored.
 #[derive(Debug)]
 pub(crate) struct Slots {
+    len: usize,
     capacity: usize,
     /// Ascending.
     taken: Vec<usize>,
+    /// The next position that the forward stores. It is found on the way, so that a chain that ends early, of however many
+    /// steps, costs what it ran.
+    next: usize,
 }
 
 impl Slots {
-    /// Those that a chain of `len` steps takes on its way forward, from its first input, 0, to its last.
+    /// Those of a chain of `len` steps on its way forward, before its first step.
     ///
     /// # Panics
     /// Without a slot or a step.
-    pub(crate) fn forward(len: usize, capacity: usize) -> Self {
+    pub(crate) fn new(len: usize, capacity: usize) -> Self {
         assert!(capacity > 0, "the first input takes a slot");
-        let mut slots = Self { capacity, taken: vec![0] };
-        slots.legs(len - 1);
+        assert!(len > 0, "there is a first step");
+        let mut slots = Self { len, capacity, taken: vec![0], next: 0 };
+        slots.next = slots.leg(len - 1).to;
         slots
     }
 
-    /// Whether the input of `step` is stored.
-    pub(crate) fn holds(&self, step: usize) -> bool {
+    /// Whether the forward, which asks step by step, stores the input of `step`. The last one's is worked on at once.
+    pub(crate) fn stores(&mut self, step: usize) -> bool {
+        if step == self.next && step + 1 < self.len {
+            self.taken.push(step);
+            self.next = self.leg(self.len - 1).to;
+        }
+        self.holds(step)
+    }
+
+    fn holds(&self, step: usize) -> bool {
         self.taken.binary_search(&step).is_ok()
     }
 
@@ -50,20 +63,27 @@ impl Slots {
     /// leg if it is stored itself. Slots behind it are free again, and the legs' are taken.
     pub(crate) fn legs(&mut self, step: usize) -> Vec<Leg> {
         self.free_from(step + 1);
-        let mut from = *self.taken.last().expect("the first input is stored to the end");
         let mut legs = Vec::new();
-        while from < step {
-            let free = self.capacity - self.taken.len();
-            let to = if free == 0 { step } else { from + split(step + 1 - from, free + 1) };
-            // The input of `step` is worked on at once.
-            let stored = to < step;
-            if stored {
-                self.taken.push(to);
+        loop {
+            let leg = self.leg(step);
+            if leg.from == step {
+                return legs;
             }
-            legs.push(Leg { from, to, stored });
-            from = to;
+            legs.push(leg);
+            if !leg.stored {
+                return legs;
+            }
+            self.taken.push(leg.to);
         }
-        legs
+    }
+
+    /// The first leg from the last stored input to that of `step`.
+    fn leg(&self, step: usize) -> Leg {
+        let from = *self.taken.last().expect("the first input is stored to the end");
+        let free = self.capacity - self.taken.len();
+        let to = if free == 0 || from == step { step } else { from + split(step + 1 - from, free + 1) };
+        // The input of `step` is worked on at once.
+        Leg { from, to, stored: to < step }
     }
 
     /// The inputs of `step` and of those behind it are needed no more.

@@ -26,7 +26,10 @@ fn search(len: usize, slots: usize) -> Vec<Vec<usize>> {
 /// Runs the schedule: advances of the forward and of the backward pass. Checks that each leg begins at a stored input or
 /// where the one before it ended, and that slots suffice.
 fn run(len: usize, slots: usize) -> (usize, usize) {
-    let mut schedule = Slots::forward(len, slots);
+    let mut schedule = Slots::new(len, slots);
+    for step in 0..len {
+        assert_eq!(schedule.stores(step), schedule.holds(step));
+    }
     assert!(schedule.holds(0));
     let mut backward = 0;
     for step in (0..len).rev() {
@@ -110,6 +113,13 @@ fn ratios_to_plain_backpropagation() {
             assert_eq!(format!("{ratio:.2}"), expected, "{len} steps, {slots} slots");
         }
     }
+}
+
+#[test]
+fn a_chain_that_ends_early_costs_what_it_ran() {
+    let mut schedule = Slots::new(usize::MAX, usize::MAX - 1);
+    assert!((0..100).all(|step| schedule.stores(step)));
+    assert_eq!(schedule.taken.len(), 100);
 }
 
 #[test]

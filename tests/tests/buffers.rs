@@ -8,5 +8,6 @@ mod buffers {
     mod clock;
     mod large;
     mod others;
+    mod recorded;
     mod statistics;
 }

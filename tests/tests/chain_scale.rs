@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use replay_runtime::{Chain, Check, Rollout};
+use replay_runtime::{BlockOptions, Chain, Check, Rollout};
 use replay_tests::Setup;
 use tch::{Device, Kind, Tensor, nn};
 
@@ -21,22 +21,33 @@ fn resident() -> i64 {
     pages * 4 / 1024
 }
 
-/// The most large tensors that bodies of a chain saw beside its first state.
-fn peak(steps: usize, slots: usize) -> usize {
+/// One step's states from its own.
+type Step = fn(&Tensor, &[Tensor]) -> (Tensor, Tensor);
+
+/// The most large tensors that bodies of a chain saw beside its first state, with graphs of forwards filled again by replays that
+/// end early, or built anew.
+fn peak(steps: usize, slots: usize, early_stop: bool, step: Step) -> usize {
     let setup = Setup::new(|path| path.var("w", &[1], nn::Init::Const(0.9)));
     let start = Tensor::ones([LARGE], (Kind::Float, Device::Cpu));
     let (before, peak) = (resident(), Cell::new(0));
     let rollout = Rollout::new(&setup.vs);
-    let chain = Chain::new("step", steps).slots(slots);
-    let last = rollout.chain(chain, &[("x", &start)], |_, _, x| {
-        let next = &x[0] * &setup.model;
-        peak.set(peak.get().max(resident() - before));
-        next
-    });
-    let loss = last.unwrap().mean(Kind::Float);
+    let chain = Chain::new(BlockOptions::new("step").early_stop(early_stop), steps).slots(slots);
+    let (last, sum) = rollout
+        .chain(chain, &[("x", &start), ("sum", &Tensor::from(0f32))], |_, _, states| {
+            let next = step(&setup.model, states);
+            peak.set(peak.get().max(resident() - before));
+            next
+        })
+        .unwrap();
+    let loss = last.mean(Kind::Float) + sum;
+    drop(last);
     rollout.backward(&loss).unwrap();
     assert!((resident() - before).abs() < LARGE_MIB / 2, "everything is freed");
     usize::try_from((peak.get() + LARGE_MIB / 2) / LARGE_MIB).expect("memory has grown")
+}
+
+fn multiply(w: &Tensor, states: &[Tensor]) -> (Tensor, Tensor) {
+    (&states[0] * w, &states[1] + w)
 }
 
 /// Beside the other stored states there are the one that a step starts from and the one that it makes, and a gradient.
@@ -44,10 +55,26 @@ fn peak(steps: usize, slots: usize) -> usize {
 fn memory_is_that_of_the_slots_however_many_steps_there_are() {
     for slots in [1, 3] {
         for steps in [5, 8] {
-            assert_eq!(peak(steps, slots), slots - 1 + 3, "{steps} steps with {slots} slots");
+            assert_eq!(peak(steps, slots, false, multiply), slots - 1 + 3, "{steps} steps with {slots} slots");
         }
     }
-    assert!(peak(8, 8) >= 8);
+    assert!(peak(8, 8, false, multiply) >= 8);
+}
+
+/// A graph that waits holds no state, whether it has anything to wait for or not.
+#[test]
+fn nor_do_recorded_graphs_hold_states() {
+    let saves_nothing: Step = |w, states| (&states[0] + w, &states[1] + w);
+    let keeps_aside: Step = |w, states| (states[0].detach() + w, &states[1] + w);
+    for step in [multiply, saves_nothing, keeps_aside] {
+        for steps in [5, 8] {
+            let [built, recorded] = [false, true].map(|early_stop| peak(steps, 2, early_stop, step));
+            assert!(
+                recorded <= built,
+                "{steps} steps: {recorded} large tensors, {built} with graphs that are built anew"
+            );
+        }
+    }
 }
 
 /// On two MiB of stack, forward and backward, and dropped after the forward.

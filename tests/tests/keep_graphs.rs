@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use replay_runtime::{BlockOptions, EarlyStop, Keep, ReplayError, Rollout, RolloutReport, is_replaying};
+use replay_runtime::{BlockOptions, Chain, EarlyStop, Keep, ReplayError, Rollout, RolloutReport, is_replaying};
 use replay_tests::{Setup, bytes, randn};
 use tch::{Device, Kind, Tensor, nn};
 
@@ -68,6 +68,19 @@ fn the_last_ones_need_no_replay() {
             assert_eq!(report.total.stopped, if early_stop { 6 - kept } else { 0 });
         }
     }
+}
+
+/// States that a chain does not save are what the graph that saves them costs.
+#[test]
+fn states_without_a_slot_count() {
+    let setup = setup();
+    let w = &setup.model;
+    let rollout = Rollout::builder(&setup.vs).keep_graphs(Keep::Bytes(u64::MAX)).build();
+    let x = randn(3, &[5, 4], Kind::Float);
+    let last = rollout.chain(Chain::new("step", 4).slots(1), &[("x", &x)], |_, _, states| states[0].matmul(w));
+    let report = rollout.backward(&last.unwrap().sum(Kind::Float)).unwrap();
+    // The first and the last step's are saved anyway.
+    assert_eq!((report.total.kept, report.total.bytes_kept, report.total.bytes_saved), (4, 2 * 20 * 4, 2 * 20 * 4));
 }
 
 /// Views and expanded tensors hold their storage once; the input and the weight cost nothing.

@@ -176,7 +176,6 @@ unsafe extern "C" {
     pub(super) fn replay_tape_enter(tape: *const CTape, what: c_int) -> c_int;
     pub(super) fn replay_tape_leave();
     pub(super) fn replay_tape_stopping() -> c_int;
-    pub(super) fn replay_tape_end_record(tape: *const CTape) -> c_int;
     pub(super) fn replay_tape_info(tape: *const CTape, out: *mut TapeInfo);
     pub(super) fn replay_tape_check(tape: *const CTape) -> c_int;
     pub(super) fn replay_graph_new(
@@ -189,6 +188,7 @@ unsafe extern "C" {
         n_leaves: usize,
         out: *mut *mut CGraph,
     ) -> c_int;
+    pub(super) fn replay_graph_end_record(graph: *mut CGraph) -> c_int;
     pub(super) fn replay_graph_drop_tensors(graph: *mut CGraph) -> c_int;
     pub(super) fn replay_graph_free(graph: *mut CGraph);
 }

@@ -114,12 +114,6 @@ impl Tape {
         Ok(TapeGuard(PhantomData))
     }
 
-    /// The forward is over, and what only it needed is gone.
-    pub(crate) fn end_record(&self) -> Result<(), ShimError> {
-        // SAFETY: the tape lives as long as `self`.
-        check(unsafe { sys::replay_tape_end_record(self.0.as_ptr()) })
-    }
-
     pub(crate) fn info(&self) -> TapeInfo {
         let mut out = TapeInfo::default();
         // SAFETY: as above; `out` has the layout of the C++ struct, and C++ writes 0 or 1 to each `bool`.
@@ -222,6 +216,13 @@ impl RecordedGraph {
             )
         })?;
         Ok(Self(NonNull::new(out).expect("the shim answered 0 without a graph")))
+    }
+
+    /// The forward is over, and what only it needed is gone: counts what was saved, and lets go of inputs that nobody else
+    /// holds.
+    pub(crate) fn end_record(&self) -> Result<(), ShimError> {
+        // SAFETY: as for `drop_tensors`.
+        check(unsafe { sys::replay_graph_end_record(self.0.as_ptr()) })
     }
 
     /// Drops what was saved, and inputs that nobody else holds; a replay brings it again.
