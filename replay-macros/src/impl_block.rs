@@ -3,7 +3,8 @@
 use proc_macro2::{Delimiter, Group, TokenStream, TokenTree};
 use quote::{ToTokens, TokenStreamExt, quote};
 use syn::parse::{ParseStream, Parser};
-use syn::{Attribute, GenericParam, Ident, ImplItem, ItemImpl, Path};
+use syn::visit::Visit;
+use syn::{AssocConst, AssocType, Attribute, GenericParam, Ident, ImplItem, ItemImpl, Path};
 
 use crate::args::{self, BlockArgs, Scope};
 use crate::diagnostics::Diagnostics;
@@ -151,7 +152,7 @@ fn is_bare(header: &ItemImpl) -> bool {
     matches!(types::peel(&header.self_ty), syn::Type::Path(path) if path.qself.is_none() && path.path.get_ident().is_some())
 }
 
-/// A type or const parameter that the self type lacks; one bound to an associated type (`Item = T`) is rustc's matter.
+/// A type or const parameter that the self type lacks, and that is bound to no associated type (`Item = T`).
 fn unconstrained<'a>(param: &'a GenericParam, header: &ItemImpl) -> Option<&'a Ident> {
     let ident = match param {
         GenericParam::Type(param) => &param.ident,
@@ -159,8 +160,27 @@ fn unconstrained<'a>(param: &'a GenericParam, header: &ItemImpl) -> Option<&'a I
         GenericParam::Lifetime(_) => return None,
     };
     let name = ident.to_string();
-    let bound = header.generics.where_clause.as_ref().is_some_and(|clause| types::mentions(clause, &name));
-    (!types::mentions(&header.self_ty, &name) && !bound).then_some(ident)
+    let mut bindings = Bindings { name: &name, found: false };
+    bindings.visit_generics(&header.generics);
+    (!types::mentions(&header.self_ty, &name) && !bindings.found).then_some(ident)
+}
+
+/// Whether a bound says that an associated type or constant is made of it, by which it is known.
+struct Bindings<'n> {
+    name: &'n str,
+    found: bool,
+}
+
+impl<'ast> Visit<'ast> for Bindings<'_> {
+    fn visit_assoc_type(&mut self, binding: &'ast AssocType) {
+        self.found |= types::mentions(&binding.ty, self.name);
+        syn::visit::visit_assoc_type(self, binding);
+    }
+
+    fn visit_assoc_const(&mut self, binding: &'ast AssocConst) {
+        self.found |= types::mentions(&binding.value, self.name);
+        syn::visit::visit_assoc_const(self, binding);
+    }
 }
 
 fn siblings(block: &ImplBlock, krate: Option<&Path>, diagnostics: &mut Diagnostics) -> Vec<(usize, TokenStream)> {

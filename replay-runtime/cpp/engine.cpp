@@ -120,7 +120,7 @@ void end_full() {
 }
 
 void end_abandoned() {
-  if (may_unwind()) stopping = true;
+  stopping = true;
   throw Abandoned();
 }
 

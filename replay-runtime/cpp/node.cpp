@@ -148,7 +148,7 @@ Token ReplayNode::admitted() const {
         kForeignBackward,
         "its gradient can only be taken by `Rollout::backward`; call `rollout.backward(&loss)` instead of `loss.backward()`");
   if (found->run->rollout != rollout_)
-    refuse(kOtherRollout, "it belongs to another rollout; take the gradient of each rollout's loss with that rollout");
+    refuse(kOtherRollout, "it belongs to another rollout\ntake each rollout's gradient with that rollout, and `detach` what one takes over from another");
   return Token(found->run, found->desk);
 }
 

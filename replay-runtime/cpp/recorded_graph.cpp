@@ -1,6 +1,7 @@
 #include "recorded_graph.h"
 #include "guard.h"
 
+#include <ATen/record_function.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <unordered_set>
@@ -9,9 +10,11 @@
 namespace replay {
 namespace {
 
-// Whether an operation in the graph fills a tensor that it has saved before it ran: `rrelu` its noise, alone among LibTorch's.
-// When such a tensor is brought it has no values yet.
-bool fills_what_it_saved(const torch::autograd::edge_list& roots) {
+// Why the tensors of a graph cannot be brought again, if so. An operation may fill a tensor that it has saved before it ran:
+// `rrelu` its noise, alone among LibTorch's. When such a tensor is brought it has no values yet. And what operations on
+// another thread have saved, no tape has seen.
+const char* cannot_be_brought(const torch::autograd::edge_list& roots) {
+  const uint64_t thread = at::RecordFunction::currentThreadId();
   std::unordered_set<torch::autograd::Node*> seen;
   std::vector<torch::autograd::Node*> open;
   const auto push = [&](const torch::autograd::Edge& edge) {
@@ -21,10 +24,12 @@ bool fills_what_it_saved(const torch::autograd::edge_list& roots) {
   while (!open.empty()) {
     auto* node = open.back();
     open.pop_back();
-    if (node->name().compare(0, 5, "Rrelu") == 0) return true;
+    if (node->name().compare(0, 5, "Rrelu") == 0) return "an operation fills what it has saved";
+    // Accumulators, which lead nowhere, are as old as their leaves.
+    if (node->num_outputs() != 0 && node->thread_id() != thread) return "an operation ran on another thread";
     for (const auto& edge : node->next_edges()) push(edge);
   }
-  return false;
+  return nullptr;
 }
 
 } // namespace
@@ -57,7 +62,7 @@ int replay_graph_new(
     auto graph = std::make_unique<replay::RecordedGraph>();
     graph->tape = tape->tape;
     for (size_t i = 0; i < n_outputs; ++i) graph->roots.push_back(torch::autograd::impl::gradient_edge(*outputs[i]));
-    if (replay::fills_what_it_saved(graph->roots)) tape->tape->spoil("an operation fills what it has saved");
+    if (const char* why = replay::cannot_be_brought(graph->roots)) tape->tape->spoil(why);
     graph->leaves.resize(n_leaves);
     for (size_t i = 0; i < n_leaves; ++i) {
       if (leaves[i] == nullptr) continue;

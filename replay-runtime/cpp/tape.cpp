@@ -70,7 +70,8 @@ size_t Tape::pack(const at::Tensor& tensor) {
   slot.nodes = at::sequence_number::peek() - first_node_;
   slot.variable = is_variable(tensor);
   if (!slot.variable) slot.generators = generators_stand(cuda_index_);
-  if (drops_ && !slot.variable) slot.note(tensor);
+  // A destructor that runs while the body unwinds may take a gradient of what it computes.
+  if (drops_ && !slot.variable && may_unwind()) slot.note(tensor);
   else slot.take(tensor);
   slots_.push_back(std::move(slot));
   return slots_.size() - 1;
@@ -161,11 +162,12 @@ at::Tensor Tape::unpack(size_t index) {
   const Slot& slot = slots_.at(index);
   if (recording_) {
     spoiled_ = true;
-    if (!slot.tensor.defined() && !follows_here(this))
+    if (!slot.tensor.defined() && !(follows_here(this) && may_unwind()))
       throw Refused(
           kEscaped,
-          "replay block `" + block_ +
-              "` takes a gradient inside on another thread than its own, which a block that is marked `early_stop` cannot");
+          "replay block `" + block_ + "` takes a gradient inside " +
+              (may_unwind() ? "on another thread than its own" : "while it unwinds, of what it had computed before") +
+              ", which a block that is marked `early_stop` cannot");
     if (!slot.tensor.defined()) {
       abandoned_ = true;
       end_abandoned();

@@ -124,7 +124,7 @@ fn refusal(code: &str) -> String {
     let source = include_str!("../cpp/node.cpp");
     let arguments = source.split("refuse(").map(str::trim_start).find(|rest| rest.starts_with(code));
     let text = arguments.and_then(|rest| rest.split('"').nth(1)).expect("one literal after the code");
-    format!("replay block `pump`: {text}")
+    format!("replay block `pump`: {text}").replace("\\n", "\n")
 }
 
 /// The text of the hook on a replay's leaf, out of its source: two literals around the block's name.

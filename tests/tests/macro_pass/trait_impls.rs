@@ -81,6 +81,20 @@ impl<'a> Dynamics<f64> for World<'a> {
     }
 }
 
+/// A parameter that the type lacks, and that a bound knows.
+trait Driven<N> {
+    fn drive(&self, x: &Tensor) -> Tensor;
+}
+
+struct Drives<I>(I);
+
+#[replay_block]
+impl<N: Into<f64>, I: Clone + IntoIterator<Item = N>> Driven<N> for Drives<I> {
+    fn drive(&self, x: &Tensor) -> Tensor {
+        self.0.clone().into_iter().fold(x.shallow_clone(), |x, by| x + by.into())
+    }
+}
+
 #[test]
 fn each_runs_the_method_of_its_trait() {
     let net = Net { layer: Add(1.0) };
@@ -95,7 +109,8 @@ fn each_runs_the_method_of_its_trait() {
             world.step_replay(&rollout, &x, 0.5, 2.0).unwrap(),
             World::pure_replay(&rollout, &x).unwrap(),
             world.reset(&x),
+            Drives([1.5f32, 2.5]).drive_replay(&rollout, &x).unwrap(),
         ]
     });
-    assert_eq!(outputs.map(|output| value(&output)), [3.0, 2.0, 12.0, 10.5, 102.0, 2.0]);
+    assert_eq!(outputs.map(|output| value(&output)), [3.0, 2.0, 12.0, 10.5, 102.0, 2.0, 6.0]);
 }

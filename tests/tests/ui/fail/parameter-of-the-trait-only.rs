@@ -17,4 +17,16 @@ impl<N: Into<f64> + Clone + Send + 'static> Dynamics<N> for World {
     }
 }
 
+struct Other;
+
+#[replay_block]
+impl<N> Dynamics<N> for Other
+where
+    N: Into<f64> + Clone + Send + 'static,
+{
+    fn step(&self, x: &Tensor, #[meta] noise: N) -> Tensor {
+        x + noise.into()
+    }
+}
+
 fn main() {}
