@@ -218,7 +218,7 @@ impl<M> Setup<M> {
 }
 
 /// What a rollout makes of its blocks' graphs.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mode {
     /// Which graphs it keeps.
     pub keep: Keep,

@@ -10,7 +10,7 @@ use replay_runtime::{
     BlockOptions, BoxError, Check, EarlyStop, ReplayContext, ReplayError, ReplayOutput, Rollout, RolloutReport,
     is_replaying, replay_block,
 };
-use replay_tests::{MODES, Setup, bytes, randn};
+use replay_tests::{Setup, bytes, randn};
 use tch::{Device, Kind, Tensor, nn};
 
 fn setup() -> Setup<Tensor> {
@@ -258,74 +258,6 @@ fn destructors_may_compute_while_the_body_unwinds() {
         x.matmul(w).tanh() + 1.0
     });
     assert_eq!((report.total.stopped, drops.load(Ordering::Relaxed)), (2, 6));
-}
-
-/// And take gradients of them.
-#[test]
-fn destructors_may_take_gradients_while_the_body_unwinds() {
-    struct Takes(Tensor);
-    impl Drop for Takes {
-        fn drop(&mut self) {
-            let y = (&self.0 * &self.0).tanh().sum(Kind::Float);
-            let grads = Tensor::run_backward(&[&y], &[&self.0], false, false);
-            assert_eq!(grads[0].size(), self.0.size());
-        }
-    }
-    // By a gradient that is taken inside, before it begins again.
-    train(EarlyStop::Marked, |x, w| {
-        let _takes = Takes(w.detach().set_requires_grad(true));
-        let h = x.matmul(w);
-        let y = h.tanh();
-        let slope = Tensor::run_backward(&[&y.sum(Kind::Float)], &[&h], true, false);
-        y * slope[0].detach()
-    });
-    // By a panic of its own; what it had computed before cannot be differentiated then.
-    let setup = setup();
-    let w = &setup.model;
-    struct Refused<'a>(Tensor, Tensor, &'a RefCell<String>);
-    impl Drop for Refused<'_> {
-        fn drop(&mut self) {
-            let error = Tensor::f_run_backward(&[&self.0], &[&self.1], false, false).unwrap_err();
-            let _ = self.2.replace(error.to_string());
-        }
-    }
-    let said = RefCell::default();
-    let said = &said;
-    let rollout = Rollout::new(&setup.vs);
-    let x = randn(3, &[5, 4], Kind::Float);
-    let options = BlockOptions::new("breaks").early_stop(true);
-    let caught = catch_unwind(AssertUnwindSafe(|| {
-        rollout.block_with(options, &[("x", &x)], move |_, inputs| -> Tensor {
-            let _takes = Takes(w.detach().set_requires_grad(true));
-            let _refused = Refused(inputs[0].matmul(w).tanh().sum(Kind::Float), w.shallow_clone(), said);
-            panic!("the pump broke")
-        })
-    }));
-    assert_eq!(caught.unwrap_err().downcast_ref::<&str>(), Some(&"the pump broke"));
-    assert!(said.borrow().contains("`breaks`") && said.borrow().contains("while it unwinds"), "{}", said.borrow());
-}
-
-/// What operations on other threads save, no tape sees: such a block is replayed as one that is not recorded.
-#[test]
-fn a_body_that_computes_on_another_thread() {
-    let on_another = |x: Tensor, w: Tensor| {
-        let compute = move || x.matmul(&w).tanh();
-        std::thread::spawn(compute).join().unwrap()
-    };
-    let report = train(EarlyStop::Marked, |x, w| on_another(x.shallow_clone(), w.shallow_clone()).sigmoid() * 1.5);
-    assert_eq!((report.total.replays, report.total.stopped, report.total.bytes_graphs), (2, 0, 0));
-    // The caller may change its output in place, as without a recorded graph.
-    for mode in MODES {
-        let setup = setup();
-        let w = &setup.model;
-        let rollout = Rollout::builder(&setup.vs).keep_graphs(mode.keep).early_stop(mode.early_stop).build();
-        let options = BlockOptions::new("step").early_stop(mode.marked);
-        let body = |_: &Rollout<'_>, i: &[Tensor]| on_another(i[0].shallow_clone(), w.shallow_clone());
-        let mut y = rollout.block_with(options, &[("x", &randn(3, &[5, 4], Kind::Float))], body).unwrap();
-        let loss = y.g_mul_scalar_(2.0).sum(Kind::Float);
-        let report = rollout.backward(&loss).unwrap();
-        assert_eq!((report.total.replays, report.total.kept), (1, 0), "{mode:?}");
-    }
 }
 
 #[test]

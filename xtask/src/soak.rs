@@ -163,7 +163,8 @@ fn has_nightly(rustup: &Path) -> bool {
 /// Not those that look at how large the process is: freed memory is held back.
 fn memory_tests() -> impl Iterator<Item = &'static str> {
     let of_threads = ["soundness", "once", "threads", "rng_threads"];
-    let of_graphs = ["captures_escapes", "early_stop", "keep_graphs", "memory_bytes", "memory_skips"];
+    let of_graphs =
+        ["captures_escapes", "early_stop", "early_stop_bodies", "keep_graphs", "memory_bytes", "memory_skips"];
     let of_gradients = ["accumulation_in_place", "accumulation_kinds", "accumulation_none"];
     let others = ["buffers", "chain", "chain_failure", "sequential", "properties"];
     let files = of_threads.into_iter().chain(of_graphs).chain(of_gradients).chain(others);
