@@ -4,10 +4,12 @@
 use std::path::{Path, PathBuf};
 
 /// In `cpp/`; each has a header of its name.
-const SOURCES: [&str; 11] =
-    ["engine", "grad", "live", "node", "print", "recorded_graph", "rng", "saved", "state", "tape", "walk"];
+const SOURCES: [&str; 12] =
+    ["engine", "grad", "group", "live", "node", "print", "recorded_graph", "rng", "saved", "state", "tape", "walk"];
 /// Headers alone.
 const HEADERS: [&str; 3] = ["guard", "hooks", "pass"];
+/// What stands for Gloo's own headers, which LibTorch does not ship.
+const GLOO: &str = "cpp/gloo";
 
 fn main() {
     let sources = SOURCES.map(|name| format!("cpp/{name}.cpp"));
@@ -15,6 +17,7 @@ fn main() {
     for file in sources.iter().cloned().chain(headers) {
         println!("cargo::rerun-if-changed={file}");
     }
+    println!("cargo::rerun-if-changed={GLOO}");
     // torch-sys compiles nothing and says nothing under `doc-only`.
     if std::env::var_os("CARGO_FEATURE_DOC_ONLY").is_some() {
         return;
@@ -36,6 +39,7 @@ fn main() {
         .cpp(true)
         .std("c++17")
         .files(&sources)
+        .include(GLOO)
         .flag(format!("-isystem{}", include.join("torch/csrc/api/include").display()))
         .define("_GLIBCXX_USE_CXX11_ABI", "1")
         // Unoptimised, the shim would show up in every block's cost.

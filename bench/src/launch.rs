@@ -92,7 +92,7 @@ impl Launcher {
     }
 }
 
-fn answer<T: DeserializeOwned>(command: &mut Command) -> Result<T> {
+pub(crate) fn answer<T: DeserializeOwned>(command: &mut Command) -> Result<T> {
     let text = output(command)?;
     let line = text.lines().last().unwrap_or_default();
     serde_json::from_str(line).with_context(|| format!("not an answer: `{line}`"))

@@ -20,6 +20,8 @@ mod process;
 mod rounds;
 mod rows;
 mod scaling;
+mod sharded;
+mod sharded_rank;
 mod table;
 mod workload;
 
@@ -49,6 +51,11 @@ enum Command {
     Instructions(instructions::Options),
     /// Time an arm under several settings of the C library's allocator.
     Allocators(allocators::Options),
+    /// Compare sharded training with PyTorch's FSDP2.
+    Sharded(sharded::Options),
+    /// Be one process of it.
+    #[command(hide = true)]
+    ShardedRank(sharded_rank::Shape),
     /// Write the document from the results of earlier runs.
     Report {
         /// The document.
@@ -76,6 +83,8 @@ fn run(cli: &Cli) -> Result<()> {
         Some(Command::Scaling(options)) => scaling::run(options),
         Some(Command::Instructions(options)) => instructions::run(options),
         Some(Command::Allocators(options)) => allocators::run(options),
+        Some(Command::Sharded(options)) => sharded::run(options),
+        Some(Command::ShardedRank(shape)) => sharded_rank::run(shape),
         Some(Command::Report { file, out }) => markdown::write(out, file),
     }
 }

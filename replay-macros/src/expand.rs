@@ -89,7 +89,7 @@ fn allow(block: &Block) -> TokenStream {
 ///          inventory::submit! { registration(&BLOCK) }
 ///          assert_meta(&frame);
 ///          let (input_state, form_state) = input(&state);
-///          run(rollout, &BLOCK, &[input_state], NoContext, move |_, leaves| {
+///          run(rollout, &BLOCK, unit(self), &[input_state], NoContext, move |_, leaves| {
 ///              let mut leaves = leaves.iter();
 ///              Self::step(self, next_input(form_state, &mut leaves), frame.clone())
 ///          })
@@ -113,11 +113,11 @@ fn body(block: &Block) -> TokenStream {
         let input = input_local(ident);
         quote!(#(#cfgs)* #input)
     });
-    let context = context(block);
+    let (context, unit) = (context(block), unit(block));
     let handle = if block.nested() { local("rollout").to_token_stream() } else { quote!(_) };
     let call = call(block, &leaves);
     let arguments = quote! {
-        (#rollout, &__REPLAY_BLOCK, &[#(#list),*], #context, move |#handle, #leaves| {
+        (#rollout, &__REPLAY_BLOCK, #unit, &[#(#list),*], #context, move |#handle, #leaves| {
             let mut #leaves = #leaves.iter();
             #call
         })
@@ -155,6 +155,13 @@ fn registration(block: &Block) -> TokenStream {
         );
         #krate::private::inventory::submit! { #krate::private::registration(&__REPLAY_BLOCK) }
     }
+}
+
+/// The object whose parameters the block has, where there is one.
+fn unit(block: &Block) -> TokenStream {
+    let krate = &block.krate;
+    let receiver = block.receiver.as_ref().map(|receiver| receiver.self_token);
+    receiver.map_or_else(|| quote!(#krate::private::NO_UNIT), |receiver| quote!(#krate::private::unit(#receiver)))
 }
 
 /// `context = path` is called in the forward, with the receiver where there is one.

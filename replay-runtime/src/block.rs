@@ -1,6 +1,7 @@
 //! One call of a block: check the inputs, run the body in grad mode on detached leaves, drop the graph, and put a
 //! node before the outputs that can run it all again.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
@@ -19,7 +20,7 @@ use crate::modes::ModesGuard;
 use crate::options::Check;
 use crate::recorded::{Plan, Recorded, Recording};
 use crate::rng::{ForwardRng, RngRecord};
-use crate::state::{Body, Entry, InputRecord, Label, OutputRecord, State};
+use crate::state::{Body, Entry, Failure, InputRecord, Label, OutputRecord, State};
 use crate::variables::Snapshot;
 
 /// A call under way.
@@ -61,8 +62,23 @@ impl Undo<'_> {
 }
 
 impl<'c, 'm> Call<'c, 'm> {
+    /// Other processes that wait for this one are told of a failure.
     pub(crate) fn run(&self) -> Result<Vec<Tensor>, ReplayError> {
+        if !self.state.windows.any() {
+            return self.apply();
+        }
+        let failure = match catch_unwind(AssertUnwindSafe(|| self.apply())) {
+            Ok(Ok(outputs)) => return Ok(outputs),
+            Ok(Err(error)) => Failure::Error(error),
+            Err(payload) => Failure::Panic(payload),
+        };
+        self.state.windows.abort(&failure.brief());
+        failure.raise()
+    }
+
+    fn apply(&self) -> Result<Vec<Tensor>, ReplayError> {
         self.state.sweep();
+        self.state.windows.check_begun()?;
         self.check_inputs()?;
         let modes = Modes::current().in_block(&self.label.block, "read the thread's modes")?;
         if self.state.options.inference || !modes.grad || ffi::inference_mode() {
@@ -105,6 +121,7 @@ impl<'c, 'm> Call<'c, 'm> {
         let _guard = self.state.options.inference.then(tch::no_grad_guard);
         let inputs: Vec<_> = self.inputs.iter().map(|input| input.map(Tensor::shallow_clone)).collect();
         let own = [Rc::clone(&self.context)];
+        let _window = self.state.windows.open(&self.label)?;
         let run = || run_body(&own, &self.label.block, Pass::Forward, || (self.body)(self.state, &inputs));
         // Blocks that were recorded before must learn that it was a block that updated the buffers.
         if !self.label.buffers || !self.state.watch.looks() {
@@ -134,6 +151,7 @@ impl<'c, 'm> Call<'c, 'm> {
         let since = ffi::sequence();
         let captured_before = self.state.inner_captured.borrow().len();
         let own = [Rc::clone(&self.context)];
+        let window = self.state.windows.open(&self.label)?;
         let tape = if recorded { self.tape(&variables).in_block(block, "record the graph")? } else { None };
         let pass = self.state.enter(Pass::Forward, self.contexts());
         let run = || run_body(&own, block, Pass::Forward, || (self.body)(self.state, &leaves));
@@ -151,11 +169,13 @@ impl<'c, 'm> Call<'c, 'm> {
             return Ok(None);
         };
         let outputs = outputs?;
+        self.state.windows.check_versions(&self.label)?;
 
         self.check_outputs(&outputs)?;
         self.check_unwritten(&prints, &leaves, &variables)?;
         let mut captured = self.captured(&outputs, &leaves, &variables, since)?;
         captured.extend(inner);
+        drop(window);
         let drawn = rng.record(block, &self.state.rng_states)?;
         let left = if self.label.buffers { self.state.watch.left(&variables) } else { Rc::clone(&variables) };
         let forward = Forward { outputs, tape, leaves, prints, variables, left, modes, rng: drawn, captured };
@@ -165,7 +185,7 @@ impl<'c, 'm> Call<'c, 'm> {
     /// What records the graph of a forward that is about to run, if it is used again. That of an inner block in an outer
     /// one's forward is not.
     fn tape(&self, variables: &Snapshot) -> Result<Option<(Plan, Tape)>, ShimError> {
-        let plan = Plan::of(&self.state.options, &self.label, &self.contexts());
+        let plan = Plan::of(&self.state.options, &self.label, &self.contexts(), self.state.windows.any());
         let unrecorded = || self.state.inside_forward() || self.state.unrecorded.borrow().contains(&self.label.block);
         let Some(plan) = plan.filter(|_| !unrecorded()) else { return Ok(None) };
         if plan.refill == Some(Use::Refill { unwinds: true }) && !self.state.quiet.replace(true) {
@@ -207,7 +227,10 @@ impl<'c, 'm> Call<'c, 'm> {
         let block = &self.label.block;
         let roots = outputs.iter().filter(|output| output.requires_grad());
         let inputs: Vec<_> = leaves.iter().flatten().map(ffi::identity).collect();
-        let known = |identity| inputs.contains(&identity) || variables.knows(identity);
+        let windows = &self.state.windows;
+        let known = |identity| {
+            inputs.contains(&identity) || variables.knows(identity) || windows.is_whole(identity).unwrap_or(false)
+        };
         let found = ffi::graph_since(roots, since, &known).map_err(|error| {
             if error.code == ffi::Code::Captured {
                 ReplayError::Captured { block: block.to_string(), operation: error.brief }
@@ -221,6 +244,7 @@ impl<'c, 'm> Call<'c, 'm> {
         }
         let captured = found.leaves.into_iter().map(|(identity, leaf)| {
             self.state.check_not_escaped(identity)?;
+            windows.is_whole(identity)?;
             self.state.captured.borrow_mut().insert(identity, WeakTensor::new(&leaf));
             let print = ffi::fingerprint(&leaf).in_block(block, "read a captured tensor")?;
             Ok((leaf, print))

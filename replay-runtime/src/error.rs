@@ -4,6 +4,7 @@
 use std::error::Error;
 use std::fmt;
 
+use crate::dist::DistError;
 use crate::ffi::ShimError;
 use crate::output::BoxError;
 use crate::torch_error::TorchError;
@@ -402,6 +403,13 @@ pub enum ReplayError {
     Backward {
         /// LibTorch's report.
         source: TorchError,
+    },
+
+    /// Other processes and this one could not do together what the rollout of a [`Sharded`](crate::Sharded) store needs.
+    #[error("{source}")]
+    Dist {
+        /// What went wrong between them.
+        source: Box<DistError>,
     },
 
     /// LibTorch failed while the library worked on a block.

@@ -89,6 +89,7 @@ examples! {
     Used [{ block: pump() }]
     LeftAside [{ message: left_aside() }]
     Thread [{ message: refusal("kThread") }]
+    Dist [{ source: Box::new(DistError::NoStore { world: 2 }) }]
     Backward [{ source: tch::TchError::Torch(with_frames()).into() }]
     Torch [{ block: pump(), action: "save an input", source: tch::TchError::Torch(with_frames()).into() }]
     Version [{ found: "2.11.0".to_owned(), expected: "2.13" }]

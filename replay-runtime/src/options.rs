@@ -1,5 +1,7 @@
 //! Choices that the builder and [`Rollout::block_with`](crate::Rollout::block_with) take.
 
+use crate::store::UnitKey;
+
 /// What of a replay's outputs is compared with the forward's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -68,12 +70,13 @@ pub struct BlockOptions {
     pub(crate) name: String,
     pub(crate) buffers: bool,
     pub(crate) early_stop: bool,
+    pub(crate) unit: Option<UnitKey>,
 }
 
 impl BlockOptions {
     /// A block of that name, for messages and reports.
     pub fn new(name: impl Into<String>) -> Self {
-        Self { name: name.into(), buffers: false, early_stop: false }
+        Self { name: name.into(), buffers: false, early_stop: false, unit: None }
     }
 
     /// Whether the block may update non-trainable variables of the rollout's stores, such as the running statistics of
@@ -101,6 +104,13 @@ impl BlockOptions {
     /// backward may hear of the ends of bodies.
     pub fn early_stop(mut self, early_stop: bool) -> Self {
         self.early_stop = early_stop;
+        self
+    }
+
+    /// The object whose parameters the block has: it is a [unit](crate::ShardedBuilder::unit) of the rollout's
+    /// [`Sharded`](crate::Sharded) store. Other stores take no notice of it. Marked methods name theirs themselves.
+    pub fn unit<T: ?Sized>(mut self, object: &T) -> Self {
+        self.unit = Some(UnitKey::of(object));
         self
     }
 

@@ -25,6 +25,9 @@ impl Replayer for State<'_> {
 
     fn finished(&self, node: &NodeState, time: Duration) {
         self.ledger.borrow_mut().differentiated(&node.block, time);
+        if let Err(error) = self.windows.settle(node.entry) {
+            self.fail(Failure::Error(error));
+        }
         if let Err(error) = self.watch.end(node.entry).in_block(&node.block, "put the buffers back") {
             self.fail(Failure::Error(error));
         }
@@ -104,6 +107,7 @@ impl<'m> State<'m> {
         let block = &*entry.label.block;
         let generators = ReplayRng::begin(&entry.rng).in_block(block, "set the random number generator")?;
         let modes = ModesGuard::enter(&entry.modes).in_block(block, "set the thread's modes")?;
+        let window = self.windows.open(&entry.label)?;
         let pass = self.enter(graph, entry.contexts.clone());
         let replaying = ReplayingGuard::enter();
         let run = || run_body(&entry.contexts, block, Pass::Replay, || (entry.body)(&self.handle(), leaves));
@@ -116,6 +120,10 @@ impl<'m> State<'m> {
             generators.check_stopped(block, recorded.is_none_or(|recorded| recorded.tape.info().generators_agree))?;
             return Ok(None);
         };
+        self.windows.check_versions(&entry.label)?;
+        if graph == Pass::Replay {
+            self.windows.keep(entry.node.entry, window);
+        }
         generators.check(block)?;
         entry.check_outputs(&outputs)?;
         entry.check_values(&outputs)?;

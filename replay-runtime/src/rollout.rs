@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::marker::PhantomData;
-use std::panic::resume_unwind;
+
 use std::rc::Rc;
 use std::time::Instant;
 
@@ -166,7 +166,19 @@ impl<'m> Rollout<'m> {
     /// # Panics
     /// If a block's body panics in its replay, with the body's own payload and after everything was restored.
     pub fn backward(self, loss: &Tensor) -> Result<RolloutReport, ReplayError> {
+        let failure = match self.differentiate(loss) {
+            Ok(report) => return Ok(report),
+            Err(failure) => failure,
+        };
+        self.state.windows.abort(&failure.brief());
+        drop(self);
+        failure.raise()
+    }
+
+    /// Gradients, generators, modes and buffers are as before where it fails.
+    fn differentiate(&self, loss: &Tensor) -> Result<RolloutReport, Failure> {
         check_version()?;
+        self.state.windows.check_begun()?;
         self.check_loss(loss)?;
         let started = Instant::now();
         let leaves = self.leaves(loss)?;
@@ -176,12 +188,9 @@ impl<'m> Rollout<'m> {
         let outcome = ffi::backward(self.state.id, &*self.state, loss, &leaves, options.accumulate);
         let outcome = outcome.map(|copied| self.state.ledger.borrow_mut().gradients_copied(copied));
         let buffers = self.state.watch.end_all();
-        if let Some(failure) = self.failure(outcome) {
-            drop((transaction, self));
-            return match failure {
-                Failure::Error(error) => Err(error),
-                Failure::Panic(payload) => resume_unwind(payload),
-            };
+        let failure = self.failure(outcome).or_else(|| self.state.windows.flush().err().map(Failure::Error));
+        if let Some(failure) = failure {
+            return Err(failure);
         }
         buffers.map_err(|error| ReplayError::Backward { source: error.into() })?;
         let copied = transaction.commit()?;
@@ -222,7 +231,10 @@ impl<'m> Rollout<'m> {
             self.state.left_aside(number)?;
         }
         let around = around.leaves;
-        around.iter().try_for_each(|(identity, _)| self.state.check_not_escaped(*identity))?;
+        for (identity, _) in &around {
+            self.state.check_not_escaped(*identity)?;
+            self.state.windows.is_whole(*identity)?;
+        }
         let captured = self.state.captured.borrow();
         let captured = captured.values().filter_map(ffi::WeakTensor::upgrade);
         let around = around.into_iter().map(|(_, leaf)| leaf);
@@ -350,7 +362,9 @@ impl<'m> RolloutBuilder<'m> {
 
     /// The rollout.
     #[must_use]
-    pub fn build(self) -> Rollout<'m> {
+    pub fn build(mut self) -> Rollout<'m> {
+        // Whole gradients must not meet pieces of older ones.
+        self.options.transaction |= self.stores.iter().any(|store| store.shards().is_some());
         let state = State::new(self.stores, self.options);
         state.cuda.set(self.device.filter(|device| device.is_cuda()));
         Rollout::of(state)

@@ -5,6 +5,7 @@ use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
 use std::fmt;
+use std::panic::resume_unwind;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,8 +23,9 @@ use crate::recorded::{KeptGraphs, Recorded};
 use crate::report::Ledger;
 use crate::rng::{RngPolicy, RngRecord, RngStates};
 use crate::saved::SavedInputs;
-use crate::store::{self, Store};
+use crate::store::{self, Store, UnitKey};
 use crate::variables::{Change, Snapshot};
+use crate::windows::Windows;
 
 /// A block's body with its types forgotten. It gets the state, so that it can make a handle for nested blocks,
 /// and the leaves of its inputs.
@@ -37,12 +39,14 @@ pub(crate) struct Label {
     pub(crate) buffers: bool,
     /// Its replay may end by unwinding.
     pub(crate) early_stop: bool,
+    /// The object whose parameters it has, where these come and go.
+    pub(crate) unit: Option<UnitKey>,
 }
 
 impl Label {
     pub(crate) fn new(options: BlockOptions, inputs: impl IntoIterator<Item = String>) -> Self {
-        let BlockOptions { name, buffers, early_stop } = options;
-        Self { block: name.into(), inputs: inputs.into_iter().collect(), buffers, early_stop }
+        let BlockOptions { name, buffers, early_stop, unit } = options;
+        Self { block: name.into(), inputs: inputs.into_iter().collect(), buffers, early_stop, unit }
     }
 
     /// The error for what the body has changed since `before` and may not.
@@ -165,6 +169,34 @@ pub(crate) enum Failure {
     Panic(Box<dyn Any + Send>),
 }
 
+impl From<ReplayError> for Failure {
+    fn from(error: ReplayError) -> Self {
+        Self::Error(error)
+    }
+}
+
+impl Failure {
+    /// Goes on with it.
+    pub(crate) fn raise<T>(self) -> Result<T, ReplayError> {
+        match self {
+            Self::Error(error) => Err(error),
+            Self::Panic(payload) => resume_unwind(payload),
+        }
+    }
+
+    /// One line for other processes.
+    pub(crate) fn brief(&self) -> String {
+        match self {
+            Self::Error(error) => error.to_string().lines().next().unwrap_or_default().to_owned(),
+            Self::Panic(payload) => {
+                let text = payload.downcast_ref::<&str>().copied();
+                let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
+                format!("a panic: {}", text.unwrap_or("of no text"))
+            }
+        }
+    }
+}
+
 pub(crate) struct State<'m> {
     pub(crate) id: u64,
     pub(crate) options: Options,
@@ -187,6 +219,8 @@ pub(crate) struct State<'m> {
     pub(crate) quiet: Cell<bool>,
     /// Blocks whose forwards take gradients of their own, for which tensors are needed that a tape would drop.
     pub(crate) unrecorded: RefCell<HashSet<Arc<str>>>,
+    /// Of sharded stores.
+    pub(crate) windows: Windows<'m>,
     stores: Vec<&'m dyn Store>,
     table: RefCell<HashMap<u64, Entry<'m>>>,
     next_entry: Cell<u64>,
@@ -213,6 +247,7 @@ impl<'m> State<'m> {
             kept: KeptGraphs::default(),
             quiet: Cell::new(false),
             unrecorded: RefCell::default(),
+            windows: Windows::new(&stores),
             stores,
             table: RefCell::default(),
             next_entry: Cell::new(0),
@@ -325,6 +360,7 @@ impl<'m> State<'m> {
         self.inner_captured.take();
         self.escaped.take();
         self.watch.clear();
+        self.windows.close();
     }
 
     /// Notes that a body runs in `pass`, inside `contexts`, until the guard is dropped.

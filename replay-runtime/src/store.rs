@@ -2,8 +2,12 @@
 
 use tch::{Tensor, nn};
 
+use crate::dist::DistError;
+
 mod sealed {
     use tch::Tensor;
+
+    use super::Shards;
 
     pub trait Store {
         /// All variables with their names.
@@ -12,12 +16,64 @@ mod sealed {
         fn trainable(&self) -> Vec<Tensor>;
         /// How many there are; changes when one is added.
         fn count(&self) -> usize;
+        /// Of a store whose parameters come and go.
+        fn shards(&self) -> Option<&dyn Shards> {
+            None
+        }
+    }
+}
+
+/// Parameters of which this process holds pieces: they are whole while a window on their unit is open.
+///
+/// What it does together with other processes, all of them must do in the same order; a failure is then the end of all.
+pub trait Shards {
+    /// The unit of the object that a block belongs to.
+    fn unit(&self, key: &UnitKey) -> Option<usize>;
+    /// The unit that is open while a rollout lives.
+    fn resident(&self) -> usize;
+    /// Brings the parameters together, if no other window is open. Collective.
+    fn open(&self, unit: usize) -> Result<(), DistError>;
+    /// Lets go of them, if it was the last window.
+    fn close(&self, unit: usize);
+    /// Takes the whole `.grad`s, while a window is open.
+    fn take_grads(&self, unit: usize) -> Result<Vec<Option<Tensor>>, DistError>;
+    /// Adds them up over all processes, and this process's pieces to what there is. Collective.
+    fn reduce(&self, unit: usize, grads: Vec<Option<Tensor>>) -> Result<(), DistError>;
+    /// What was added up becomes the pieces' `.grad`; all windows are closed.
+    fn flush(&self) -> Result<(), DistError>;
+    /// Drops what was added up.
+    fn forget(&self);
+    /// The parameters' versions, which change when somebody writes to them.
+    fn versions(&self) -> Result<Vec<u64>, DistError>;
+    /// The first parameter whose version differs.
+    fn changed(&self, before: &[u64]) -> Result<Option<String>, DistError>;
+    /// Tells the other processes that this one has failed.
+    fn abort(&self, why: &str);
+    /// Whether it is one of the parameters that are whole now.
+    ///
+    /// # Errors
+    /// If it is one that is a piece now.
+    fn is_whole(&self, identity: usize) -> Result<bool, DistError>;
+}
+
+/// Which object a block is a method of: a struct and its first field have one address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct UnitKey {
+    address: usize,
+    size: usize,
+    ty: &'static str,
+}
+
+impl UnitKey {
+    pub(crate) fn of<T: ?Sized>(object: &T) -> Self {
+        let address = std::ptr::from_ref(object).cast::<()>().addr();
+        Self { address, size: size_of_val(object), ty: std::any::type_name::<T>() }
     }
 }
 
 pub(crate) use sealed::Store;
 
-/// What holds a model's parameters: [`tch::nn::VarStore`]. Sealed.
+/// What holds a model's parameters: [`tch::nn::VarStore`], or a [`Sharded`](crate::Sharded) store. Sealed.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not hold a model's parameters",
     label = "expected `tch::nn::VarStore`",

@@ -6,6 +6,7 @@
 
 pub mod narrow;
 pub mod program;
+pub mod ranks;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -340,3 +341,8 @@ pub fn randn(seed: i64, size: &[i64], kind: Kind) -> Tensor {
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
 struct Readme;
+
+/// And that of the page on sharded training.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/sharded.md")]
+struct ShardedPage;

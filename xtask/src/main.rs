@@ -9,6 +9,7 @@ mod cargo;
 mod ci;
 mod environment;
 mod libtorch;
+mod sharded;
 mod soak;
 mod unsafe_check;
 
@@ -51,6 +52,8 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
+    /// Train a decoder whose parameters are cut over several processes.
+    Sharded(sharded::Options),
     /// Run all tests; the arguments go to the test programs (a name to filter by, or `--nocapture`).
     #[command(disable_help_flag = true)]
     Test {
@@ -85,6 +88,7 @@ fn run(command: Command) -> Result<()> {
         }
         Command::Demo { args } => demo(&env, &args),
         Command::Bench { args } => bench(&env, &args),
+        Command::Sharded(options) => sharded::run(&env, &options),
         Command::Test { args } => test(&env, &args),
         Command::Ci => ci::run(&env),
         Command::Soak(options) => soak::run(&env, &options),

@@ -49,6 +49,7 @@ fn double_replay(
     ::replay_runtime::private::run(
         rollout,
         &__REPLAY_BLOCK,
+        ::replay_runtime::private::NO_UNIT,
         &[__replay_input_x],
         ::replay_runtime::private::NoContext,
         move |_, __replay_leaves| {

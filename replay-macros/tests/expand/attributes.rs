@@ -85,6 +85,7 @@ pub fn step_replay<'rollout>(
     ::replay_runtime::private::run(
         rollout,
         &__REPLAY_BLOCK,
+        ::replay_runtime::private::unit(self),
         &[#[cfg_attr(a, cfg(b))] __replay_input_X],
         ::replay_runtime::private::NoContext,
         move |_, __replay_leaves| {

@@ -79,6 +79,7 @@ fn step_replay<'rollout>(
     ::replay_runtime::private::run(
         rollout,
         &__REPLAY_BLOCK,
+        ::replay_runtime::private::unit(self),
         &[#[cfg(feature = "mask")] __replay_input_mask, __replay_input_x],
         ::replay_runtime::private::NoContext,
         move |_, __replay_leaves| {

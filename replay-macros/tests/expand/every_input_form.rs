@@ -65,6 +65,7 @@ fn step_replay<'rollout>(
     ::replay_runtime::private::run(
         rollout,
         &__REPLAY_BLOCK,
+        ::replay_runtime::private::unit(self),
         &[
             __replay_input_a,
             __replay_input_b,

@@ -61,6 +61,7 @@ impl<T: Layer> World<T> {
         ::facade::private::run(
             rollout,
             &__REPLAY_BLOCK,
+            ::facade::private::unit(self),
             &[__replay_input_x],
             ::facade::private::NoContext,
             move |_, __replay_leaves| {

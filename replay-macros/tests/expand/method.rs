@@ -64,6 +64,7 @@ pub fn step_replay<'rollout>(
     ::replay_runtime::private::run(
         rollout,
         &__REPLAY_BLOCK,
+        ::replay_runtime::private::unit(self),
         &[__replay_input_state, __replay_input_action],
         ::replay_runtime::private::NoContext,
         move |_, __replay_leaves| {

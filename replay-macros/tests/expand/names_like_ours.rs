@@ -65,6 +65,7 @@ fn loop_replay<'rollout_, 'rollout>(
     ::replay_runtime::private::run(
         replay_replay_rollout,
         &__REPLAY_BLOCK,
+        ::replay_runtime::private::unit(self),
         &[__replay_input_rollout, __replay_input_replay_rollout, __replay_input_type],
         ::replay_runtime::private::NoContext,
         move |_, __replay_leaves| {

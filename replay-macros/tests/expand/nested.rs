@@ -56,6 +56,7 @@ fn outer_replay<'m>(
     ::replay_runtime::private::run(
         run,
         &__REPLAY_BLOCK,
+        ::replay_runtime::private::unit(self),
         &[__replay_input_x],
         ::replay_runtime::private::NoContext,
         move |__replay_rollout, __replay_leaves| {

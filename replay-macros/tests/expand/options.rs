@@ -54,6 +54,7 @@ fn again<'rollout>(
     ::facade::replay::private::run(
         rollout,
         &__REPLAY_BLOCK,
+        ::facade::replay::private::unit(self),
         &[__replay_input_x],
         Self::scope(self),
         move |_, __replay_leaves| {

@@ -86,6 +86,7 @@ impl<'a> World<'a> {
         ::replay_runtime::private::run(
             rollout,
             &__REPLAY_BLOCK,
+            ::replay_runtime::private::unit(self),
             &[__replay_input_state],
             ::replay_runtime::private::NoContext,
             move |_, __replay_leaves| {

@@ -4,6 +4,7 @@
 //! a new C++ tensor that the wrapper takes over at once; no C++ exception leaves the shim, and no Rust panic
 //! leaves a callback.
 
+mod group;
 mod live;
 mod node;
 mod print;
@@ -14,6 +15,7 @@ mod sys;
 mod tape;
 mod tensor;
 
+pub(crate) use group::{Group, GroupStore};
 pub(crate) use live::{count_live_bytes, live_bytes, live_peak, reset_live_peak};
 pub(crate) use node::{
     Graveyard, NodeState, Replayed, Replayer, attach, backward, barrier, graph, graph_since, refuse_grad, sequence,

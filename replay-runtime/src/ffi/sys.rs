@@ -15,7 +15,7 @@ macro_rules! opaque {
     )*};
 }
 
-opaque!(CGenerator, CGraph, CReplayed, CSaved, CStorageSet, CTape, CWatch, CWeak);
+opaque!(CGenerator, CGraph, CGroup, CReplayed, CSaved, CStorageSet, CStore, CTape, CWatch, CWeak);
 
 #[repr(C)]
 pub(super) struct NodeCallbacks {
@@ -191,4 +191,45 @@ unsafe extern "C" {
     pub(super) fn replay_graph_end_record(graph: *mut CGraph) -> c_int;
     pub(super) fn replay_graph_drop_tensors(graph: *mut CGraph) -> c_int;
     pub(super) fn replay_graph_free(graph: *mut CGraph);
+
+    pub(super) fn replay_store_tcp(
+        host: *const c_char,
+        port: c_int,
+        serves: c_int,
+        workers: usize,
+        timeout_ms: i64,
+        out: *mut *mut CStore,
+    ) -> c_int;
+    pub(super) fn replay_store_file(
+        path: *const c_char,
+        workers: usize,
+        timeout_ms: i64,
+        out: *mut *mut CStore,
+    ) -> c_int;
+    pub(super) fn replay_store_free(store: *mut CStore);
+    pub(super) fn replay_group_new(
+        store: *const CStore,
+        prefix: *const c_char,
+        rank: c_int,
+        world: c_int,
+        timeout_ms: i64,
+        out: *mut *mut CGroup,
+    ) -> c_int;
+    pub(super) fn replay_group_free(group: *mut CGroup);
+    pub(super) fn replay_group_note(group: *const CGroup, key: *const c_char, text: *const c_char) -> c_int;
+    pub(super) fn replay_group_read_note(
+        group: *const CGroup,
+        key: *const c_char,
+        out: *mut c_char,
+        capacity: usize,
+    ) -> c_int;
+    pub(super) fn replay_group_all_gather(group: *const CGroup, all: *mut C_tensor, own: *const C_tensor) -> c_int;
+    pub(super) fn replay_group_gather_pieces(group: *const CGroup, wholes: *const *mut C_tensor, n: usize) -> c_int;
+    pub(super) fn replay_group_exchange_pieces(
+        group: *const CGroup,
+        received: *const *mut C_tensor,
+        pieces: *const *mut C_tensor,
+        n: usize,
+    ) -> c_int;
+    pub(super) fn replay_group_broadcast(group: *const CGroup, tensor: *mut C_tensor, root: c_int) -> c_int;
 }

@@ -1,0 +1,166 @@
+#include "group.h"
+
+#define USE_C10D_GLOO
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace replay {
+
+struct StoreHandle {
+  c10::intrusive_ptr<c10d::Store> store;
+};
+
+struct GroupHandle {
+  // Before the backend, which goes first.
+  c10::intrusive_ptr<c10d::Store> store;
+  // By its base class: what the stub headers do not declare is never called.
+  c10::intrusive_ptr<c10d::Backend> backend;
+  int world;
+};
+
+namespace {
+
+std::chrono::milliseconds milliseconds(int64_t count) {
+  return std::chrono::milliseconds(count);
+}
+
+void wait(const c10::intrusive_ptr<c10d::Work>& work) {
+  work->wait();
+}
+
+} // namespace
+} // namespace replay
+
+using replay::guarded;
+using replay::milliseconds;
+
+int replay_store_tcp(
+    const char* host,
+    int port,
+    int serves,
+    size_t workers,
+    int64_t timeout_ms,
+    replay::StoreHandle** out) {
+  return guarded([&] {
+    TORCH_CHECK(port >= 0 && port <= std::numeric_limits<uint16_t>::max(), "no port has the number ", port);
+    c10d::TCPStoreOptions options;
+    options.port = static_cast<uint16_t>(port);
+    options.isServer = serves != 0;
+    options.numWorkers = workers;
+    // The group itself waits for all ranks, and a store of torchrun's agent counts others.
+    options.waitWorkers = false;
+    options.timeout = milliseconds(timeout_ms);
+    options.multiTenant = true;
+    *out = new replay::StoreHandle{c10::make_intrusive<c10d::TCPStore>(host, options)};
+  });
+}
+
+int replay_store_file(const char* path, size_t workers, int64_t timeout_ms, replay::StoreHandle** out) {
+  return guarded([&] {
+    auto store = c10::make_intrusive<c10d::FileStore>(path, static_cast<int>(workers));
+    store->setTimeout(milliseconds(timeout_ms));
+    *out = new replay::StoreHandle{std::move(store)};
+  });
+}
+
+void replay_store_free(replay::StoreHandle* store) {
+  delete store;
+}
+
+int replay_group_new(
+    const replay::StoreHandle* store,
+    const char* prefix,
+    int rank,
+    int world,
+    int64_t timeout_ms,
+    replay::GroupHandle** out) {
+  return guarded([&] {
+    auto own = c10::make_intrusive<c10d::PrefixStore>(prefix, store->store);
+    auto options = c10d::ProcessGroupGloo::Options::create_default(milliseconds(timeout_ms));
+    auto backend = c10::make_intrusive<c10d::ProcessGroupGloo>(
+        c10::make_intrusive<c10d::PrefixStore>("gloo", own), rank, world, std::move(options));
+    *out = new replay::GroupHandle{std::move(own), std::move(backend), world};
+  });
+}
+
+void replay_group_free(replay::GroupHandle* group) {
+  // Destructors of LibTorch's: they end connections, and wait for no rank.
+  delete group;
+}
+
+int replay_group_note(const replay::GroupHandle* group, const char* key, const char* text) {
+  return guarded([&] {
+    const std::vector<uint8_t> bytes(text, text + std::strlen(text));
+    group->store->set(key, bytes);
+  });
+}
+
+int replay_group_read_note(const replay::GroupHandle* group, const char* key, char* out, size_t capacity) {
+  return guarded([&] {
+    out[0] = '\0';
+    if (!group->store->check({key})) return;
+    const auto bytes = group->store->get(key);
+    const size_t length = std::min(bytes.size(), capacity - 1);
+    std::memcpy(out, bytes.data(), length);
+    out[length] = '\0';
+  });
+}
+
+int replay_group_all_gather(const replay::GroupHandle* group, at::Tensor* all, const at::Tensor* own) {
+  return guarded([&] {
+    at::Tensor input = *own;
+    replay::wait(group->backend->_allgather_base(*all, input));
+  });
+}
+
+// By a broadcast of each piece: an all-gather of Gloo's copies all of it once more.
+int replay_group_gather_pieces(const replay::GroupHandle* group, at::Tensor* const* wholes, size_t n) {
+  return guarded([&] {
+    at::AutoGradMode off(false);
+    std::vector<c10::intrusive_ptr<c10d::Work>> works; // these hold the tensors, also where one is given up
+    for (size_t i = 0; i < n; ++i) {
+      const int64_t chunk = wholes[i]->numel() / group->world;
+      if (chunk == 0) continue;
+      for (int rank = 0; rank < group->world; ++rank) {
+        std::vector<at::Tensor> piece{wholes[i]->narrow(0, rank * chunk, chunk)};
+        c10d::BroadcastOptions options;
+        options.rootRank = rank;
+        works.push_back(group->backend->broadcast(piece, options));
+      }
+    }
+    for (const auto& work : works) replay::wait(work);
+  });
+}
+
+int replay_group_exchange_pieces(
+    const replay::GroupHandle* group,
+    at::Tensor* const* received,
+    at::Tensor* const* pieces,
+    size_t n) {
+  return guarded([&] {
+    std::vector<c10::intrusive_ptr<c10d::Work>> works;
+    std::vector<int64_t> even;
+    for (size_t i = 0; i < n; ++i)
+      if (pieces[i]->numel() != 0) works.push_back(group->backend->alltoall_base(*received[i], *pieces[i], even, even));
+    for (const auto& work : works) replay::wait(work);
+  });
+}
+
+int replay_group_broadcast(const replay::GroupHandle* group, at::Tensor* tensor, int root) {
+  return guarded([&] {
+    std::vector<at::Tensor> tensors{*tensor};
+    c10d::BroadcastOptions options;
+    options.rootRank = root;
+    replay::wait(group->backend->broadcast(tensors, options));
+  });
+}

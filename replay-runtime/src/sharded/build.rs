@@ -1,0 +1,266 @@
+//! How a store is cut: which parameters belong to which unit, and that all processes have built the same.
+
+use std::cell::Cell;
+use std::collections::{HashMap, HashSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use tch::{Device, Kind, Tensor, nn};
+
+use super::param::Param;
+use super::{RESIDENT, Sharded, Unit};
+use crate::dist::{Dist, DistError, Operation, WORDS};
+use crate::ffi;
+use crate::store::UnitKey;
+
+/// Choices for a [`Sharded`] store.
+#[must_use = "a builder does nothing until `build` is called"]
+pub struct ShardedBuilder<'d, 'b> {
+    dist: &'d Dist,
+    vs: &'b nn::VarStore,
+    units: Vec<(String, UnitKey)>,
+    ignored: Vec<String>,
+    sync: bool,
+}
+
+/// A store that cannot be cut as it was asked for.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ShardError {
+    /// No variable has such a name.
+    #[error("no variable's name is `{prefix}` or begins with `{prefix}.`\nthe store has: {}", .known.join(", "))]
+    NoVariable {
+        /// What the unit, or what is to be ignored, was said to be called.
+        prefix: String,
+        /// The first names that there are.
+        known: Vec<String>,
+    },
+
+    /// Two units have the same parameter.
+    #[error(
+        "parameter `{parameter}` belongs to unit `{first}` and to unit `{second}`\na unit is a block without blocks inside; give a parameter that two blocks use to neither"
+    )]
+    Claimed {
+        /// The parameter.
+        parameter: String,
+        /// The first unit.
+        first: String,
+        /// The second unit.
+        second: String,
+    },
+
+    /// One object was named as two units.
+    #[error("unit `{first}` and unit `{second}` are the same object")]
+    SameObject {
+        /// The first unit.
+        first: String,
+        /// The second unit.
+        second: String,
+    },
+
+    /// A parameter that cannot be cut.
+    #[error(
+        "parameter `{parameter}` is {what}, which cannot be sharded\nleave it whole with `ignore(\"{parameter}\")`"
+    )]
+    Parameter {
+        /// The parameter.
+        parameter: String,
+        /// What it is.
+        what: String,
+    },
+
+    /// The processes disagree, or one is gone.
+    #[error(transparent)]
+    Dist(#[from] DistError),
+}
+
+impl<'d, 'b> ShardedBuilder<'d, 'b> {
+    pub(super) fn new(dist: &'d Dist, vs: &'b nn::VarStore) -> Self {
+        Self { dist, vs, units: Vec::new(), ignored: Vec::new(), sync: true }
+    }
+
+    /// The parameters whose names begin with `prefix.` are whole only while a block of `block` runs: one that is a method of
+    /// that very object, marked [`replay_block`](crate::replay_block), or a closure that is given it by
+    /// [`BlockOptions::unit`](crate::BlockOptions::unit). What belongs to no unit is whole while a rollout lives.
+    ///
+    /// The object must stay where it is: register it where it will be when its blocks run.
+    pub fn unit<T: ?Sized>(mut self, prefix: &str, block: &T) -> Self {
+        self.units.push((prefix.to_owned(), UnitKey::of(block)));
+        self
+    }
+
+    /// The variable of that name, and those whose names begin with `prefix.`, stay whole on all processes; what becomes of
+    /// their gradients is the caller's concern.
+    pub fn ignore(mut self, prefix: &str) -> Self {
+        self.ignored.push(prefix.to_owned());
+        self
+    }
+
+    /// Whether all processes take over rank 0's values, of buffers too. Default: yes.
+    pub fn sync_from_rank0(mut self, sync: bool) -> Self {
+        self.sync = sync;
+        self
+    }
+
+    /// Compares what all processes have built, and cuts the parameters. Collective.
+    ///
+    /// # Errors
+    /// See [`ShardError`]; then nothing has been cut.
+    pub fn build(self) -> Result<Sharded<'d>, ShardError> {
+        let mut named: Vec<_> = self.vs.variables().into_iter().collect();
+        named.sort_by(|a, b| a.0.cmp(&b.0));
+        let trainable: HashSet<_> = self.vs.trainable_variables().iter().map(ffi::identity).collect();
+        self.check_prefixes(&named)?;
+        let mut seen = HashSet::new();
+        let (mut cut, mut whole, mut ignored) = (Vec::new(), Vec::new(), Vec::new());
+        for (name, tensor) in named {
+            let is_param = trainable.contains(&ffi::identity(&tensor));
+            if !is_param || self.ignored.iter().any(|prefix| is_under(&name, prefix)) {
+                if is_param {
+                    ignored.push(tensor.shallow_clone());
+                }
+                whole.push((name, tensor));
+            } else if seen.insert(ffi::identity(&tensor)) {
+                check_parameter(&name, &tensor)?;
+                cut.push((name, tensor));
+            }
+        }
+        let units = self.claim(&cut)?;
+        self.agree(&cut, &whole, &units)?;
+        self.sync(cut.iter().chain(&whole).map(|(_, tensor)| tensor))?;
+        self.dist.name_units(units.iter().map(|unit| unit.name.clone()).collect());
+        let by_key = self.units.iter().enumerate().map(|(i, (_, key))| (*key, i + 1)).collect();
+        let params = cut.into_iter().map(|(name, tensor)| Param::new(name, tensor, self.dist)).collect();
+        Ok(Sharded {
+            dist: self.dist,
+            params,
+            units,
+            by_key,
+            whole,
+            ignored,
+            peak: Cell::new(0),
+            gathered: Cell::new(0),
+        })
+    }
+
+    fn check_prefixes(&self, named: &[(String, Tensor)]) -> Result<(), ShardError> {
+        let prefixes = self.units.iter().map(|(prefix, _)| prefix).chain(&self.ignored);
+        for prefix in prefixes {
+            if !named.iter().any(|(name, _)| is_under(name, prefix)) {
+                let known = named.iter().take(8).map(|(name, _)| name.clone()).collect();
+                return Err(ShardError::NoVariable { prefix: prefix.clone(), known });
+            }
+        }
+        let mut keys = HashMap::new();
+        for (prefix, key) in &self.units {
+            if let Some(first) = keys.insert(key, prefix) {
+                return Err(ShardError::SameObject { first: first.clone(), second: prefix.clone() });
+            }
+        }
+        Ok(())
+    }
+
+    /// Which parameters belong to which unit; the resident one is the first.
+    fn claim(&self, params: &[(String, Tensor)]) -> Result<Vec<Unit>, ShardError> {
+        let unit = |name: &str| Unit { name: name.to_owned(), params: Vec::new(), open: Cell::new(0) };
+        let mut units: Vec<_> =
+            std::iter::once("resident").chain(self.units.iter().map(|(name, _)| name.as_str())).map(unit).collect();
+        for (i, (name, _)) in params.iter().enumerate() {
+            let mut owners = self.units.iter().enumerate().filter(|(_, (prefix, _))| is_under(name, prefix));
+            let owner = owners.next();
+            if let (Some((_, (first, _))), Some((_, (second, _)))) = (owner, owners.next()) {
+                let (parameter, first, second) = (name.clone(), first.clone(), second.clone());
+                return Err(ShardError::Claimed { parameter, first, second });
+            }
+            units[owner.map_or(RESIDENT, |(at, _)| at + 1)].params.push(i);
+        }
+        Ok(units)
+    }
+
+    /// Whether all processes have built the same: a hash of each part, so that the first that differs can be named.
+    fn agree(&self, params: &[(String, Tensor)], whole: &[(String, Tensor)], units: &[Unit]) -> Result<(), DistError> {
+        let variables = |list: &[(String, Tensor)]| {
+            list.iter()
+                .map(|(name, tensor)| {
+                    (name.clone(), tensor.size(), format!("{:?}", tensor.kind()), tensor.requires_grad())
+                })
+                .collect::<Vec<_>>()
+        };
+        let units: Vec<_> = units.iter().map(|unit| (&unit.name, &unit.params)).collect();
+        let (params, whole) = (variables(params), variables(whole));
+        let version = (env!("CARGO_PKG_VERSION"), ffi::library_version().unwrap_or_default());
+        let parts = [hash(&version), hash(&params), hash(&whole), hash(&units), hash(&self.sync)];
+        let mut words = [0; WORDS];
+        for (word, part) in words.chunks_exact_mut(8).zip(parts) {
+            word.copy_from_slice(&part.to_le_bytes());
+        }
+        let records = self.dist.enter(Operation::Build, None, 0, words)?;
+        let names = [
+            "the library's or LibTorch's version",
+            "the parameters",
+            "the other variables",
+            "the units",
+            "`sync_from_rank0`",
+        ];
+        for (rank, record) in records.iter().enumerate() {
+            let differs = |(ours, theirs): (&[u8], &[u8])| ours != theirs;
+            let at = records[0].words.chunks(8).zip(record.words.chunks(8)).position(differs);
+            if let Some(at) = at {
+                return Err(DistError::Build { rank, difference: format!("{} differ", names[at]) });
+            }
+        }
+        Ok(())
+    }
+
+    fn sync<'t>(&self, tensors: impl Iterator<Item = &'t Tensor>) -> Result<(), DistError> {
+        let Some(group) = self.dist.group().filter(|_| self.sync) else { return Ok(()) };
+        self.dist.enter(Operation::Broadcast, None, 0, [0; WORDS])?;
+        for tensor in tensors.filter(|tensor| tensor.numel() > 0) {
+            tch::no_grad(|| {
+                let flat = tensor.detach().contiguous();
+                group.broadcast(&flat, 0).map_err(|error| self.dist.lost(Operation::Broadcast, None, error))?;
+                tensor.shallow_clone().copy_(&flat);
+                Ok::<_, DistError>(())
+            })?;
+        }
+        Ok(())
+    }
+}
+
+/// Whether a variable is the one of that name or below it; all are below the empty one.
+fn is_under(name: &str, prefix: &str) -> bool {
+    prefix.is_empty() || name == prefix || name.strip_prefix(prefix).is_some_and(|rest| rest.starts_with('.'))
+}
+
+fn check_parameter(name: &str, tensor: &Tensor) -> Result<(), ShardError> {
+    let what = match tensor.kind() {
+        Kind::Float | Kind::Double | Kind::BFloat16 if tensor.device() == Device::Cpu => return Ok(()),
+        Kind::Float | Kind::Double | Kind::BFloat16 => format!("on {:?}", tensor.device()),
+        kind => format!("of kind {kind:?}"),
+    };
+    Err(ShardError::Parameter { parameter: name.to_owned(), what })
+}
+
+/// The same in all processes of one program.
+fn hash(value: &impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    value.hash(&mut hasher);
+    hasher.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_below_a_prefix() {
+        for (name, prefix, under) in [
+            ("layers.1.weight", "layers.1", true),
+            ("layers.10.weight", "layers.1", false),
+            ("layers.1", "layers.1", true),
+            ("layers", "layers.1", false),
+            ("head.weight", "", true),
+        ] {
+            assert_eq!(is_under(name, prefix), under, "{name} under {prefix}");
+        }
+    }
+}

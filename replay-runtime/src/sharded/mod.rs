@@ -1,0 +1,283 @@
+//! Parameters, gradients and optimizer state cut over processes: each holds a piece of every parameter, and the whole of a unit
+//! only while one of its blocks runs.
+
+use std::cell::Cell;
+use std::collections::HashMap;
+
+use tch::{Tensor, nn};
+
+mod build;
+mod norm;
+mod param;
+
+pub use self::build::{ShardError, ShardedBuilder};
+use self::param::Param;
+use crate::dist::{Dist, DistError, Operation, WORDS};
+use crate::ffi::{self, ShimError};
+use crate::store::{ParameterStore, Shards, Store, UnitKey};
+
+/// Parameters that are whole while a block of theirs runs, or, of the resident unit, while a rollout lives.
+struct Unit {
+    name: String,
+    params: Vec<usize>,
+    /// How many windows are open.
+    open: Cell<usize>,
+}
+
+/// A model's parameters over all processes of a [`Dist`].
+///
+/// The variables of the [`VarStore`](nn::VarStore) become this process's pieces, vectors: an optimizer of tch that is made
+/// after [`build`](ShardedBuilder::build) trains them as they are, and its own state is as small. A rollout of this store brings the
+/// parameters of a [unit](ShardedBuilder::unit) together before a block of it runs or is replayed, and lets go of them after;
+/// its [`backward`](crate::Rollout::backward) leaves the mean of all processes' gradients in the pieces' `.grad`, and adds to what is
+/// there. Variables that are not trainable, and what is [ignored](ShardedBuilder::ignore), stay whole everywhere.
+///
+/// All processes must do the same: the same blocks, in the same order. Where they do not, all of them get an error that says who
+/// was about to do what.
+///
+/// ```no_run
+/// # use replay_runtime::{Rollout, Sharded, dist::Dist, replay_block};
+/// # use tch::{Device, Kind, Tensor, nn, nn::OptimizerConfig};
+/// # struct Layer(nn::Linear);
+/// # impl Layer {
+/// #     #[replay_block]
+/// #     fn forward(&self, x: &Tensor) -> Tensor { x.apply(&self.0).tanh() }
+/// # }
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let dist = Dist::from_env()?;
+/// let vs = nn::VarStore::new(Device::Cpu);
+/// let layers: Vec<Layer> =
+///     (0..8).map(|i| Layer(nn::linear(vs.root() / "layers" / i, 512, 512, Default::default()))).collect();
+///
+/// let mut sharded = Sharded::builder(&dist, &vs);
+/// for (i, layer) in layers.iter().enumerate() {
+///     sharded = sharded.unit(&format!("layers.{i}"), layer);
+/// }
+/// let sharded = sharded.build()?;
+/// let mut optimizer = nn::AdamW::default().build(&vs, 1e-3)?;
+///
+/// let mut x = Tensor::randn([64, 512], (Kind::Float, Device::Cpu));
+/// let rollout = Rollout::new(&sharded);
+/// for layer in &layers {
+///     x = layer.forward_replay(&rollout, &x)?;
+/// }
+/// rollout.backward(&x.square().mean(Kind::Float))?;
+/// sharded.clip_grad_norm(1.0)?;
+/// optimizer.step();
+/// optimizer.zero_grad();
+/// dist.shutdown()?;
+/// # Ok(())
+/// # }
+/// ```
+pub struct Sharded<'d> {
+    dist: &'d Dist,
+    params: Vec<Param>,
+    /// The first is the resident one.
+    units: Vec<Unit>,
+    by_key: HashMap<UnitKey, usize>,
+    /// Variables that are whole everywhere.
+    whole: Vec<(String, Tensor)>,
+    /// Those of them that are trained.
+    ignored: Vec<Tensor>,
+    /// The most bytes of gathered parameters at once.
+    peak: Cell<u64>,
+    gathered: Cell<u64>,
+}
+
+const RESIDENT: usize = 0;
+
+impl<'d> Sharded<'d> {
+    /// A sharded store of all that `vs` has; then no variable may be added to it.
+    pub fn builder<'b>(dist: &'d Dist, vs: &'b nn::VarStore) -> ShardedBuilder<'d, 'b> {
+        ShardedBuilder::new(dist, vs)
+    }
+
+    /// The processes.
+    pub fn dist(&self) -> &'d Dist {
+        self.dist
+    }
+
+    /// Undefines the gradients of all pieces.
+    pub fn zero_grad(&self) {
+        for param in &self.params {
+            // A field that is set to nothing cannot be refused.
+            let _ = ffi::set_grad(&param.tensor, None);
+        }
+    }
+
+    /// The most bytes of whole parameters that this process has held at once beside the pieces.
+    pub fn gathered_peak(&self) -> u64 {
+        self.peak.get()
+    }
+
+    fn number(unit: usize) -> Option<u32> {
+        u32::try_from(unit).ok()
+    }
+
+    fn params_of(&self, unit: usize) -> impl Iterator<Item = &Param> {
+        self.units[unit].params.iter().map(|&i| &self.params[i])
+    }
+
+    /// One step with the whole group: what LibTorch gives up in it ends the group.
+    fn together(
+        &self,
+        operation: Operation,
+        unit: usize,
+        step: impl FnOnce() -> Result<(), ShimError>,
+    ) -> Result<(), DistError> {
+        step().map_err(|error| self.dist.lost(operation, Self::number(unit), error))
+    }
+
+    /// Which parameters of a unit have a gradient on any rank.
+    fn agree_on_grads(&self, unit: usize, grads: &[Option<Tensor>]) -> Result<Vec<bool>, DistError> {
+        let mut any = vec![false; grads.len()];
+        let bits = 8 * WORDS;
+        // As many records as it takes for all of them; one, nearly always.
+        for (first, part) in grads.chunks(bits).enumerate().map(|(i, part)| (i * bits, part)) {
+            let mut words = [0; WORDS];
+            for (i, _) in part.iter().enumerate().filter(|(_, grad)| grad.is_some()) {
+                words[i / 8] |= 1 << (i % 8);
+            }
+            let bytes = self.params_of(unit).map(Param::chunk_bytes).sum();
+            for record in self.dist.enter(Operation::Reduce, Self::number(unit), bytes, words)? {
+                for (i, any) in any[first..first + part.len()].iter_mut().enumerate() {
+                    *any |= record.words[i / 8] & (1 << (i % 8)) != 0;
+                }
+            }
+        }
+        Ok(any)
+    }
+}
+
+impl Shards for Sharded<'_> {
+    fn unit(&self, key: &UnitKey) -> Option<usize> {
+        self.by_key.get(key).copied()
+    }
+
+    fn resident(&self) -> usize {
+        RESIDENT
+    }
+
+    fn open(&self, unit: usize) -> Result<(), DistError> {
+        let open = &self.units[unit].open;
+        if open.get() == 0 {
+            if let Some(param) = self.params_of(unit).find(|param| !param.is_own()) {
+                return Err(DistError::Replaced { parameter: param.name.clone() });
+            }
+            let bytes = self.params_of(unit).map(Param::chunk_bytes).sum();
+            if !self.units[unit].params.is_empty() {
+                self.dist.enter(Operation::Gather, Self::number(unit), bytes, [0; WORDS])?;
+            }
+            let wholes: Vec<_> = self.params_of(unit).map(Param::room).collect();
+            if let Some(group) = self.dist.group() {
+                self.together(Operation::Gather, unit, || group.gather_pieces(&wholes))?;
+            }
+            self.params_of(unit).zip(&wholes).for_each(|(param, whole)| param.become_whole(whole));
+            self.gathered.set(self.gathered.get() + self.params_of(unit).map(Param::bytes).sum::<u64>());
+            self.peak.set(self.peak.get().max(self.gathered.get()));
+        }
+        open.set(open.get() + 1);
+        Ok(())
+    }
+
+    fn close(&self, unit: usize) {
+        let open = &self.units[unit].open;
+        open.set(open.get().saturating_sub(1));
+        if open.get() == 0 {
+            self.params_of(unit).for_each(Param::shard);
+            let bytes = self.params_of(unit).map(Param::bytes).sum::<u64>();
+            self.gathered.set(self.gathered.get().saturating_sub(bytes));
+        }
+    }
+
+    fn take_grads(&self, unit: usize) -> Result<Vec<Option<Tensor>>, DistError> {
+        let take = |param: &Param| ffi::take_grad(&param.tensor);
+        self.params_of(unit).map(take).collect::<Result<_, _>>().map_err(torch("take the gradients"))
+    }
+
+    fn reduce(&self, unit: usize, grads: Vec<Option<Tensor>>) -> Result<(), DistError> {
+        let any = self.agree_on_grads(unit, &grads)?;
+        let used = self.params_of(unit).zip(grads).zip(any).filter(|(_, any)| *any);
+        let (params, pieces): (Vec<_>, Vec<_>) = used.map(|((param, grad), _)| (param, param.pieces_of(grad))).unzip();
+        let received = match self.dist.group() {
+            None => pieces,
+            Some(group) => {
+                let received: Vec<_> = pieces.iter().map(Tensor::empty_like).collect();
+                self.together(Operation::Reduce, unit, || group.exchange_pieces(&received, &pieces))?;
+                received
+            }
+        };
+        params.into_iter().zip(&received).for_each(|(param, received)| param.add_mean(received));
+        Ok(())
+    }
+
+    fn flush(&self) -> Result<(), DistError> {
+        self.params.iter().try_for_each(Param::flush).map_err(torch("set the gradients"))
+    }
+
+    fn forget(&self) {
+        self.params.iter().for_each(Param::forget);
+    }
+
+    fn versions(&self) -> Result<Vec<u64>, DistError> {
+        let version =
+            |param: &Param| Ok(ffi::fingerprint(&param.tensor).map_err(torch("read the parameters"))?.version);
+        self.params.iter().map(version).collect()
+    }
+
+    fn changed(&self, before: &[u64]) -> Result<Option<String>, DistError> {
+        let now = self.versions()?;
+        let at = before.iter().zip(&now).position(|(before, now)| before != now);
+        Ok(at.map(|i| self.params[i].name.clone()))
+    }
+
+    fn abort(&self, why: &str) {
+        self.dist.abort(why);
+    }
+
+    fn is_whole(&self, identity: usize) -> Result<bool, DistError> {
+        let owned = |unit: &&Unit| unit.params.iter().any(|&i| ffi::identity(&self.params[i].tensor) == identity);
+        let Some(unit) = self.units.iter().find(owned) else { return Ok(false) };
+        if unit.open.get() > 0 {
+            return Ok(true);
+        }
+        let parameter = unit.params.iter().find(|&&i| ffi::identity(&self.params[i].tensor) == identity);
+        let parameter = parameter.map_or_else(String::new, |&i| self.params[i].name.clone());
+        Err(DistError::Piece { parameter, unit: unit.name.clone() })
+    }
+}
+
+/// A failure of LibTorch's on this process alone.
+fn torch(action: &'static str) -> impl Fn(ShimError) -> DistError {
+    move |error| DistError::Torch { action, source: Box::new(error.into()) }
+}
+
+impl ParameterStore for Sharded<'_> {}
+
+impl Store for Sharded<'_> {
+    /// What does not come and go: the resident unit while a rollout lives, and what is whole everywhere.
+    fn named(&self) -> Vec<(String, Tensor)> {
+        let resident = self.params_of(RESIDENT).map(|param| (param.name.clone(), param.tensor.shallow_clone()));
+        resident.chain(self.whole.iter().map(|(name, tensor)| (name.clone(), tensor.shallow_clone()))).collect()
+    }
+
+    fn trainable(&self) -> Vec<Tensor> {
+        let params = self.params.iter().map(|param| param.tensor.shallow_clone());
+        params.chain(self.ignored.iter().map(Tensor::shallow_clone)).collect()
+    }
+
+    fn count(&self) -> usize {
+        self.params.len() + self.whole.len()
+    }
+
+    fn shards(&self) -> Option<&dyn Shards> {
+        Some(self)
+    }
+}
+
+impl std::fmt::Debug for Sharded<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let units: Vec<_> = self.units.iter().map(|unit| (&unit.name, unit.params.len())).collect();
+        f.debug_struct("Sharded").field("dist", self.dist).field("units", &units).finish_non_exhaustive()
+    }
+}

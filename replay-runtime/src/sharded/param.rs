@@ -1,0 +1,144 @@
+//! One parameter, cut into as many pieces as there are ranks.
+
+use std::cell::RefCell;
+
+use tch::{Kind, Tensor};
+
+use crate::dist::Dist;
+use crate::ffi::{self, ShimError};
+
+/// A parameter of which this process holds one piece, in the order of its elements: rank `r` of `w` has elements
+/// `r * chunk .. (r + 1) * chunk` with `chunk = ceil(n / w)`, the last ones fewer or none. The tensor that the model holds is
+/// the piece, a vector, and while it is gathered the whole.
+pub(super) struct Param {
+    pub(super) name: String,
+    /// The store's own: what is done to it, the model's layers and the optimizer see.
+    pub(super) tensor: Tensor,
+    pub(super) shape: Vec<i64>,
+    pub(super) kind: Kind,
+    pub(super) numel: i64,
+    pub(super) chunk: i64,
+    /// This rank's elements, and zeros up to `chunk`.
+    piece: Tensor,
+    /// How many of them are elements.
+    pub(super) own: i64,
+    rank: i64,
+    world: i64,
+    /// This rank's piece of the gradient so far, in this rollout.
+    sum: RefCell<Option<Tensor>>,
+}
+
+impl Param {
+    /// Cuts the tensor, whose values are the same on all ranks.
+    pub(super) fn new(name: String, tensor: Tensor, dist: &Dist) -> Self {
+        let count = |ranks: usize| i64::try_from(ranks).expect("processes are few");
+        let (rank, world) = (count(dist.rank()), count(dist.world()));
+        let (shape, kind) = (tensor.size(), tensor.kind());
+        let numel = shape.iter().product::<i64>();
+        let chunk = numel.unsigned_abs().div_ceil(world.unsigned_abs()).cast_signed();
+        let first = (rank * chunk).min(numel);
+        let own = chunk.min(numel - first);
+        let piece = tch::no_grad(|| {
+            let piece = Tensor::zeros([chunk], (kind, tensor.device()));
+            piece.narrow(0, 0, own).copy_(&tensor.detach().reshape(-1).narrow(0, first, own));
+            piece
+        });
+        let param = Self { name, tensor, shape, kind, numel, chunk, piece, own, rank, world, sum: RefCell::default() };
+        param.shard();
+        param
+    }
+
+    /// Bytes that the whole has more than the piece.
+    pub(super) fn bytes(&self) -> u64 {
+        self.numel.unsigned_abs() * self.kind.elt_size_in_bytes() as u64
+    }
+
+    /// Bytes that every rank sends to each other one when it is gathered.
+    pub(super) fn chunk_bytes(&self) -> u64 {
+        self.chunk.unsigned_abs() * self.kind.elt_size_in_bytes() as u64
+    }
+
+    fn own_piece(&self) -> Tensor {
+        self.piece.narrow(0, 0, self.own)
+    }
+
+    /// The model's tensor is the piece again. What the whole took is free once no graph holds a view of it.
+    pub(super) fn shard(&self) {
+        tch::no_grad(|| self.tensor.shallow_clone().set_data(&self.own_piece()));
+    }
+
+    /// Whether the model's tensor is the piece still.
+    pub(super) fn is_own(&self) -> bool {
+        self.tensor.size() == [self.own] && (self.own == 0 || self.tensor.data_ptr() == self.piece.data_ptr())
+    }
+
+    /// Room for the whole, in which the own piece is; in a world of one the piece is the whole.
+    pub(super) fn room(&self) -> Tensor {
+        if self.world == 1 {
+            return self.piece.shallow_clone();
+        }
+        tch::no_grad(|| {
+            let whole = Tensor::empty([self.chunk * self.world], (self.kind, self.piece.device()));
+            whole.narrow(0, self.rank * self.chunk, self.chunk).copy_(&self.piece);
+            whole
+        })
+    }
+
+    /// The model's tensor becomes the whole.
+    pub(super) fn become_whole(&self, whole: &Tensor) {
+        tch::no_grad(|| self.tensor.shallow_clone().set_data(&whole.narrow(0, 0, self.numel).view(&self.shape[..])));
+    }
+
+    /// A gradient as pieces for all ranks; zeros where there is none.
+    pub(super) fn pieces_of(&self, grad: Option<Tensor>) -> Tensor {
+        let size = self.chunk * self.world;
+        let flat = grad.map(|grad| grad.reshape(-1));
+        tch::no_grad(|| match flat {
+            Some(flat) if self.numel == size => flat,
+            flat => {
+                let padded = Tensor::zeros([size], (self.kind, self.piece.device()));
+                if let Some(flat) = flat {
+                    padded.narrow(0, 0, self.numel).copy_(&flat);
+                }
+                padded
+            }
+        })
+    }
+
+    /// Adds the mean of the pieces that all ranks have sent, summed in rank order, to what there is.
+    pub(super) fn add_mean(&self, received: &Tensor) {
+        tch::no_grad(|| {
+            // A sum of its own storage: what was received is as large as the whole, and in a world of one the gradient itself.
+            let mut mean = received.narrow(0, 0, self.chunk).to_dtype(self.sum_kind(), false, self.world > 1);
+            for rank in 1..self.world {
+                mean = mean.g_add_(&received.narrow(0, rank * self.chunk, self.chunk));
+            }
+            if self.world > 1 {
+                #[expect(clippy::cast_precision_loss, reason = "processes are few")]
+                let part = 1.0 / self.world as f64;
+                mean = mean.g_mul_scalar_(part);
+            }
+            let mean = mean.narrow(0, 0, self.own);
+            let mut sum = self.sum.borrow_mut();
+            *sum = Some(match sum.take() {
+                Some(mut sum) => sum.g_add_(&mean),
+                None => mean,
+            });
+        });
+    }
+
+    /// In which gradients are added up.
+    fn sum_kind(&self) -> Kind {
+        if self.kind == Kind::Double { Kind::Double } else { Kind::Float }
+    }
+
+    /// What was added up becomes the piece's gradient.
+    pub(super) fn flush(&self) -> Result<(), ShimError> {
+        let sum = self.sum.take().map(|sum| sum.to_kind(self.kind));
+        ffi::set_grad(&self.tensor, sum.as_ref())
+    }
+
+    pub(super) fn forget(&self) {
+        self.sum.take();
+    }
+}

@@ -1,0 +1,145 @@
+//! Windows on the units of sharded stores: their parameters are whole while a block of theirs runs, or is differentiated.
+
+use std::cell::{Cell, OnceCell, RefCell};
+use std::collections::HashMap;
+
+use crate::dist::DistError;
+use crate::error::ReplayError;
+use crate::state::Label;
+use crate::store::{Shards, Store};
+
+fn dist(source: DistError) -> ReplayError {
+    ReplayError::Dist { source: Box::new(source) }
+}
+
+/// Those of one rollout.
+#[derive(Default)]
+pub(crate) struct Windows<'m> {
+    store: Option<&'m dyn Shards>,
+    /// The resident unit could not be opened.
+    failed: RefCell<Option<DistError>>,
+    resident: Cell<bool>,
+    /// The parameters' versions when the rollout began.
+    versions: OnceCell<Vec<u64>>,
+    /// The windows of blocks that have been replayed and are being differentiated, by entry.
+    replayed: RefCell<HashMap<u64, usize>>,
+}
+
+/// The unit's parameters are whole until it is dropped.
+#[must_use = "the window closes when it is dropped"]
+pub(crate) struct Window<'w> {
+    store: &'w dyn Shards,
+    unit: usize,
+}
+
+impl Drop for Window<'_> {
+    fn drop(&mut self) {
+        self.store.close(self.unit);
+    }
+}
+
+impl<'m> Windows<'m> {
+    /// Opens the resident unit; a failure is told at the first occasion.
+    pub(crate) fn new(stores: &[&'m dyn Store]) -> Self {
+        let store = stores.iter().find_map(|store| store.shards());
+        let windows = Self { store, ..Self::default() };
+        if let Some(store) = store {
+            match store.open(store.resident()) {
+                Ok(()) => windows.resident.set(true),
+                Err(error) => *windows.failed.borrow_mut() = Some(error),
+            }
+        }
+        windows
+    }
+
+    /// Whether there is a sharded store.
+    pub(crate) fn any(&self) -> bool {
+        self.store.is_some()
+    }
+
+    /// Whether it is a parameter of an open unit.
+    ///
+    /// # Errors
+    /// If it is one of a unit that is not open.
+    pub(crate) fn is_whole(&self, identity: usize) -> Result<bool, ReplayError> {
+        self.store.map_or(Ok(false), |store| store.is_whole(identity)).map_err(dist)
+    }
+
+    /// Why the rollout cannot begin.
+    pub(crate) fn check_begun(&self) -> Result<(), ReplayError> {
+        match self.failed.take() {
+            Some(source) => Err(dist(source)),
+            None => Ok(()),
+        }
+    }
+
+    /// Opens the window of a block that is about to run, if it has a unit. Nobody may have changed a parameter since the
+    /// rollout began.
+    pub(crate) fn open(&self, label: &Label) -> Result<Option<Window<'m>>, ReplayError> {
+        let Some(store) = self.store else { return Ok(None) };
+        self.check_versions(label)?;
+        let Some(unit) = label.unit.as_ref().and_then(|key| store.unit(key)) else { return Ok(None) };
+        store.open(unit).map_err(dist)?;
+        Ok(Some(Window { store, unit }))
+    }
+
+    /// Whether the parameters are as they were when the rollout began.
+    pub(crate) fn check_versions(&self, label: &Label) -> Result<(), ReplayError> {
+        let Some(store) = self.store else { return Ok(()) };
+        let block = &*label.block;
+        if self.versions.get().is_none() {
+            let versions = store.versions().map_err(dist)?;
+            let _ = self.versions.set(versions);
+        }
+        let before = self.versions.get().expect("they were read");
+        match store.changed(before).map_err(dist)? {
+            None => Ok(()),
+            Some(variable) => Err(ReplayError::VariableChanged { block: block.to_owned(), variable, what: "values" }),
+        }
+    }
+
+    /// The window stays open until the block of entry `number` is differentiated.
+    pub(crate) fn keep(&self, number: u64, window: Option<Window<'_>>) {
+        if let Some(window) = window {
+            self.replayed.borrow_mut().insert(number, window.unit);
+            std::mem::forget(window);
+        }
+    }
+
+    /// The block has been differentiated: its gradients are added up over all processes, and its window closes.
+    pub(crate) fn settle(&self, number: u64) -> Result<(), ReplayError> {
+        let unit = self.replayed.borrow_mut().remove(&number);
+        let Some((store, unit)) = self.store.zip(unit) else { return Ok(()) };
+        let window = Window { store, unit };
+        let grads = store.take_grads(unit);
+        // What they are added up with is as large as they are: not beside the parameters.
+        drop(window);
+        grads.and_then(|grads| store.reduce(unit, grads)).map_err(dist)
+    }
+
+    /// After the pass: the resident unit's gradients too, and then all pieces have theirs.
+    pub(crate) fn flush(&self) -> Result<(), ReplayError> {
+        let Some(store) = self.store else { return Ok(()) };
+        let grads = store.take_grads(store.resident());
+        self.close();
+        grads.and_then(|grads| store.reduce(store.resident(), grads)).and_then(|()| store.flush()).map_err(dist)
+    }
+
+    /// This process has failed: the others must not wait for it.
+    pub(crate) fn abort(&self, why: &str) {
+        let Some(store) = self.store else { return };
+        store.forget();
+        store.abort(why);
+    }
+
+    /// Closes all windows.
+    pub(crate) fn close(&self) {
+        let Some(store) = self.store else { return };
+        for (_, unit) in self.replayed.take() {
+            store.close(unit);
+        }
+        if self.resident.replace(false) {
+            store.close(store.resident());
+        }
+    }
+}

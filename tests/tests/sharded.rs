@@ -1,0 +1,233 @@
+//! Guarantee *sharded*: each process ends with its pieces of the gradient of all, to the last bit of a serial sum in rank
+//! order.
+
+#![expect(clippy::cast_precision_loss, reason = "processes are few")]
+
+use std::collections::BTreeMap;
+
+use replay_runtime::dist::Dist;
+use replay_runtime::{Rollout, Sharded, replay_block};
+use replay_tests::ranks::each_rank;
+use replay_tests::{bytes, randn};
+use tch::nn::{Module, OptimizerConfig};
+use tch::{Device, Kind, Tensor, nn};
+
+const WIDTH: i64 = 5;
+const STEPS: usize = 3;
+
+struct Layer {
+    linear: nn::Linear,
+    scale: Tensor,
+}
+
+impl Layer {
+    fn new(path: &nn::Path<'_>) -> Self {
+        let linear = nn::linear(path / "linear", WIDTH, WIDTH, nn::LinearConfig::default());
+        Self { linear, scale: path.var("scale", &[], nn::Init::Const(1.1)) }
+    }
+
+    #[replay_block]
+    fn forward(&self, x: &Tensor) -> Tensor {
+        x + self.linear.forward(x).tanh() * &self.scale
+    }
+}
+
+struct Model {
+    vs: nn::VarStore,
+    head: nn::Linear,
+    layers: Vec<Layer>,
+}
+
+impl Model {
+    fn new() -> Self {
+        tch::set_num_threads(1);
+        tch::manual_seed(7);
+        let vs = nn::VarStore::new(Device::Cpu);
+        let head = nn::linear(vs.root() / "head", WIDTH, 2, nn::LinearConfig::default());
+        let layers = (0..2).map(|i| Layer::new(&(vs.root() / "layers" / i))).collect();
+        Self { vs, head, layers }
+    }
+
+    fn shard<'d>(&self, dist: &'d Dist) -> Sharded<'d> {
+        let units = self.layers.iter().enumerate();
+        let builder =
+            units.fold(Sharded::builder(dist, &self.vs), |all, (i, layer)| all.unit(&format!("layers.{i}"), layer));
+        builder.build().unwrap()
+    }
+
+    fn loss<'m>(&'m self, rollout: &Rollout<'m>, x: &Tensor) -> Tensor {
+        let run = |x: Tensor, layer: &'m Layer| layer.forward_replay(rollout, &x).unwrap();
+        let steps = (0..STEPS).flat_map(|_| &self.layers);
+        let x = steps.fold(x.shallow_clone(), run);
+        self.head.forward(&x).square().mean(Kind::Float)
+    }
+
+    fn gradients(&self) -> Vec<(String, Tensor)> {
+        let mut all: Vec<_> = self.vs.variables().into_iter().map(|(name, variable)| (name, variable.grad())).collect();
+        all.sort_by(|a, b| a.0.cmp(&b.0));
+        all
+    }
+}
+
+fn batch(rank: usize) -> Tensor {
+    randn(10 + i64::try_from(rank).unwrap(), &[4, WIDTH], Kind::Float)
+}
+
+/// What one process would find: the loss, and the gradient of each use of each parameter, the last use first.
+fn alone(rank: usize) -> (Tensor, BTreeMap<String, Vec<Tensor>>) {
+    let model = Model::new();
+    let variables = model.vs.variables();
+    let mut uses: BTreeMap<String, Vec<Tensor>> = BTreeMap::new();
+    let mut leaf = |name: String| {
+        let leaf = variables[&name].detach().copy().set_requires_grad(true);
+        uses.entry(name).or_default().insert(0, leaf.shallow_clone());
+        leaf
+    };
+    let mut x = batch(rank);
+    for i in (0..STEPS).flat_map(|_| 0..model.layers.len()) {
+        let [w, b, scale] = ["linear.weight", "linear.bias", "scale"].map(|name| leaf(format!("layers.{i}.{name}")));
+        x = &x + x.linear(&w, Some(&b)).tanh() * scale;
+    }
+    let [w, b] = ["weight", "bias"].map(|name| leaf(format!("head.{name}")));
+    let loss = x.linear(&w, Some(&b)).square().mean(Kind::Float);
+    loss.backward();
+    let grads = |uses: Vec<Tensor>| uses.iter().map(Tensor::grad).collect();
+    (loss, uses.into_iter().map(|(name, uses)| (name, grads(uses))).collect())
+}
+
+/// The gradient of all ranks: each use's mean, summed in rank order, and these added up.
+fn together(world: usize) -> BTreeMap<String, Tensor> {
+    let mut all = BTreeMap::<String, Vec<Tensor>>::new();
+    for rank in 0..world {
+        for (name, uses) in alone(rank).1 {
+            match all.get_mut(&name) {
+                Some(sums) => sums.iter_mut().zip(uses).for_each(|(sum, use_)| *sum = &*sum + use_),
+                None => drop(all.insert(name, uses)),
+            }
+        }
+    }
+    let part = 1.0 / world as f64;
+    let total = |uses: Vec<Tensor>| uses.into_iter().map(|sum| sum * part).reduce(|sum, mean| sum + mean).unwrap();
+    all.into_iter().map(|(name, uses)| (name, total(uses))).collect()
+}
+
+/// The piece that a rank has of a tensor.
+fn piece(whole: &Tensor, rank: usize, world: usize) -> Tensor {
+    let numel = whole.numel();
+    let chunk = numel.div_ceil(world);
+    let first = (rank * chunk).min(numel);
+    let length = chunk.min(numel - first);
+    whole.reshape(-1).narrow(0, i64::try_from(first).unwrap(), i64::try_from(length).unwrap())
+}
+
+fn train(dist: &Dist) {
+    let (rank, world) = (dist.rank(), dist.world());
+    let model = Model::new();
+    let sharded = model.shard(dist);
+    let expected = together(world);
+    // The second rollout adds to what the first has left.
+    for rollouts in 1..=2 {
+        let rollout = Rollout::new(&sharded);
+        let loss = model.loss(&rollout, &batch(rank));
+        rollout.backward(&loss).unwrap();
+        assert_eq!(bytes(&loss), bytes(&alone(rank).0));
+        for (name, found) in model.gradients() {
+            let expected = if rollouts == 1 { expected[&name].copy() } else { &expected[&name] + &expected[&name] };
+            assert_eq!(bytes(&piece(&expected, rank, world)), bytes(&found), "{name} of rank {rank} of {world}");
+        }
+    }
+    sharded.zero_grad();
+    assert!(model.gradients().iter().all(|(_, grad)| !grad.defined()));
+}
+
+#[test]
+fn a_world_of_one_has_the_gradients_of_one_process() {
+    let dist = Dist::single();
+    train(&dist);
+    dist.shutdown().unwrap();
+}
+
+#[test]
+fn gradients_are_the_means_in_rank_order() {
+    each_rank("gradients_are_the_means_in_rank_order", &[2, 3, 4], |dist| {
+        train(&dist);
+        dist.shutdown().unwrap();
+    });
+}
+
+/// Elementwise optimizers do to pieces what they do to the whole.
+#[test]
+fn training_is_that_of_one_process_with_all_batches() {
+    each_rank("training_is_that_of_one_process_with_all_batches", &[1, 2, 3], |dist| {
+        let (rank, world) = (dist.rank(), dist.world());
+        let model = Model::new();
+        let sharded = model.shard(&dist);
+        let mut optimizer = nn::AdamW::default().build(&model.vs, 1e-2).unwrap();
+        let whole = Model::new();
+        let mut whole_optimizer = nn::AdamW::default().build(&whole.vs, 1e-2).unwrap();
+        for _ in 0..4 {
+            let rollout = Rollout::new(&sharded);
+            let loss = model.loss(&rollout, &batch(rank));
+            rollout.backward(&loss).unwrap();
+            let norm = sharded.clip_grad_norm(0.3).unwrap();
+            optimizer.step();
+            sharded.zero_grad();
+
+            whole_optimizer.zero_grad();
+            let mut losses = Vec::new();
+            for rank in 0..world {
+                let rollout = Rollout::new(&whole.vs);
+                losses.push(whole.loss(&rollout, &batch(rank)));
+                rollout.backward(&(&losses[rank] / world as f64)).unwrap();
+            }
+            let gradients = whole.gradients();
+            let squares = gradients.iter().map(|(_, grad)| grad.square().sum(Kind::Double).double_value(&[]));
+            let whole_norm = squares.sum::<f64>().sqrt();
+            whole_optimizer.clip_grad_norm(0.3);
+            whole_optimizer.step();
+            assert!((norm / whole_norm - 1.0).abs() < 1e-6, "{norm} {whole_norm}");
+            let far = (loss - &losses[rank]).abs().double_value(&[]);
+            assert!(far < 1e-6, "{far}");
+        }
+        dist.shutdown().unwrap();
+    });
+}
+
+/// Between rollouts, and while blocks outside of a unit run, a process holds pieces.
+#[test]
+fn parameters_are_whole_only_in_their_windows() {
+    each_rank("parameters_are_whole_only_in_their_windows", &[1, 2, 3], |dist| {
+        let (rank, world) = (dist.rank(), dist.world());
+        let whole: BTreeMap<_, _> = Model::new().vs.variables().into_iter().collect();
+        let model = Model::new();
+        let sharded = model.shard(&dist);
+        let check = |units: bool, head: bool| {
+            for (name, variable) in model.vs.variables() {
+                let (expected, is_whole) = (&whole[&name], if name.starts_with("head") { head } else { units });
+                let expected = if is_whole { expected.shallow_clone() } else { piece(expected, rank, world) };
+                assert_eq!((variable.size(), bytes(&variable)), (expected.size(), bytes(&expected)), "{name}");
+            }
+        };
+        check(false, false);
+        let rollout = Rollout::new(&sharded);
+        check(false, true);
+        let loss = model.loss(&rollout, &batch(rank));
+        check(false, true);
+        rollout.backward(&loss).unwrap();
+        check(false, false);
+        drop(Rollout::new(&sharded));
+        check(false, false);
+        let largest = whole
+            .iter()
+            .filter(|(name, _)| name.starts_with("layers.0"))
+            .map(|(_, whole)| whole.numel() * 4)
+            .sum::<usize>();
+        let head = whole
+            .iter()
+            .filter(|(name, _)| name.starts_with("head"))
+            .map(|(_, whole)| whole.numel() * 4)
+            .sum::<usize>();
+        assert_eq!(sharded.gathered_peak(), (largest + head) as u64);
+        dist.shutdown().unwrap();
+    });
+}
