@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use replay_runtime::dist::{Dist, DistBuilder};
+use tch::Tensor;
 
 const RANK: &str = "REPLAY_TEST_RANK";
 const WORLD: &str = "REPLAY_TEST_WORLD";
@@ -115,4 +116,16 @@ pub fn run(test: &str, case: &str, world: usize, mut meddle: impl FnMut(&mut [Ch
     let _ = std::fs::remove_dir_all(&folder);
     assert!(started.elapsed() <= DEADLINE, "{test} {case} had to be killed:\n{}", texts(&ended));
     ended
+}
+
+/// The piece that a rank has of a parameter, as a vector.
+///
+/// # Panics
+/// If the numbers are too large for LibTorch.
+pub fn piece(whole: &Tensor, rank: usize, world: usize) -> Tensor {
+    let numel = whole.numel();
+    let chunk = numel.div_ceil(world);
+    let first = (rank * chunk).min(numel);
+    let length = chunk.min(numel - first);
+    whole.reshape(-1).narrow(0, i64::try_from(first).unwrap(), i64::try_from(length).unwrap())
 }

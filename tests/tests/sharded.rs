@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use replay_runtime::dist::Dist;
 use replay_runtime::{Rollout, Sharded, replay_block};
-use replay_tests::ranks::each_rank;
+use replay_tests::ranks::{each_rank, piece};
 use replay_tests::{bytes, randn};
 use tch::nn::{Module, OptimizerConfig};
 use tch::{Device, Kind, Tensor, nn};
@@ -109,15 +109,6 @@ fn together(world: usize) -> BTreeMap<String, Tensor> {
     let part = 1.0 / world as f64;
     let total = |uses: Vec<Tensor>| uses.into_iter().map(|sum| sum * part).reduce(|sum, mean| sum + mean).unwrap();
     all.into_iter().map(|(name, uses)| (name, total(uses))).collect()
-}
-
-/// The piece that a rank has of a tensor.
-fn piece(whole: &Tensor, rank: usize, world: usize) -> Tensor {
-    let numel = whole.numel();
-    let chunk = numel.div_ceil(world);
-    let first = (rank * chunk).min(numel);
-    let length = chunk.min(numel - first);
-    whole.reshape(-1).narrow(0, i64::try_from(first).unwrap(), i64::try_from(length).unwrap())
 }
 
 fn train(dist: &Dist) {

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use replay_runtime::dist::Dist;
 use replay_runtime::{BlockOptions, ReplayError, Rollout, Sharded};
-use replay_tests::ranks::each_rank;
+use replay_tests::ranks::{each_rank, piece};
 use replay_tests::{bytes, randn};
 use tch::nn::OptimizerConfig;
 use tch::{Device, Kind, Tensor, nn};
@@ -94,14 +94,6 @@ fn run<'m>(model: &'m Model, rollout: &Rollout<'m>, rank: usize, kind: Kind) -> 
 
 fn gradients(model: &Model) -> BTreeMap<String, Tensor> {
     model.vs.variables().into_iter().map(|(name, variable)| (name, variable.grad())).collect()
-}
-
-fn piece(whole: &Tensor, rank: usize, world: usize) -> Tensor {
-    let numel = whole.numel();
-    let chunk = numel.div_ceil(world);
-    let first = (rank * chunk).min(numel);
-    let length = chunk.min(numel - first);
-    whole.reshape(-1).narrow(0, i64::try_from(first).unwrap(), i64::try_from(length).unwrap())
 }
 
 fn close(a: &Tensor, b: &Tensor, kind: Kind) -> bool {
