@@ -56,7 +56,8 @@ impl Layer {
         Self(linear("up", width, 4 * width), linear("down", 4 * width, width))
     }
 
-    #[replay_block]
+    // As the peers', whose checkpoint ends its recomputation there too.
+    #[replay_block(early_stop)]
     fn forward(&self, state: &Tensor) -> Tensor {
         state + self.1.forward(&self.0.forward(state).gelu("none"))
     }

@@ -37,7 +37,7 @@ impl Layer {
 
     /// Several batches, each by itself: what one process is fed in place of several. From the last to the first, so that
     /// their gradients are added up from the first to the last.
-    #[replay_block]
+    #[replay_block(early_stop)]
     fn forward(&self, batches: &Tensor) -> Tensor {
         let mut outputs: Vec<_> = batches.unbind(0).iter().rev().map(|x| self.apply(x)).collect();
         outputs.reverse();

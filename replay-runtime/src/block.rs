@@ -185,7 +185,12 @@ impl<'c, 'm> Call<'c, 'm> {
     /// What records the graph of a forward that is about to run, if it is used again. That of an inner block in an outer
     /// one's forward is not.
     fn tape(&self, variables: &Snapshot) -> Result<Option<(Plan, Tape)>, ShimError> {
-        let plan = Plan::of(&self.state.options, &self.label, &self.contexts(), self.state.windows.any());
+        let plan = Plan::of(
+            &self.state.options,
+            &self.label,
+            &self.contexts(),
+            self.state.windows.unit(&self.label).is_some(),
+        );
         let unrecorded = || self.state.inside_forward() || self.state.unrecorded.borrow().contains(&self.label.block);
         let Some(plan) = plan.filter(|_| !unrecorded()) else { return Ok(None) };
         if plan.refill == Some(Use::Refill { unwinds: true }) && !self.state.quiet.replace(true) {

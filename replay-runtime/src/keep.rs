@@ -10,13 +10,10 @@ use crate::state::{Label, Options, State};
 impl Plan {
     /// `None`: it is dropped after the forward.
     ///
-    /// `contexts` are those that its replay opens.
-    pub(crate) fn of(options: &Options, label: &Label, contexts: &Contexts<'_>, sharded: bool) -> Option<Self> {
-        // Graphs of parameters that come and go do not outlive their windows.
-        if label.unit.is_some() && sharded {
-            return None;
-        }
-        let keep = !matches!(options.keep, Keep::None | Keep::Last(0) | Keep::Bytes(0));
+    /// `contexts` are those that its replay opens; `in_window`: its parameters come and go.
+    pub(crate) fn of(options: &Options, label: &Label, contexts: &Contexts<'_>, in_window: bool) -> Option<Self> {
+        // What a graph has saved of such parameters would keep them whole; without its tensors it keeps nothing.
+        let keep = !in_window && !matches!(options.keep, Keep::None | Keep::Last(0) | Keep::Bytes(0));
         let refill = refill(options.early_stop, label.early_stop, cfg!(panic = "unwind"));
         // These want all of the body to run.
         let refill =

@@ -60,6 +60,8 @@ impl<'m> State<'m> {
         let then = if kept.is_some() { &entry.left } else { &entry.variables };
         self.watch.begin(node.entry, then, &found).in_block(&node.block, "put the buffers back")?;
         if let Some(kept) = kept {
+            // Its gradients are those of whole parameters.
+            self.windows.keep(node.entry, self.windows.open(&entry.label)?);
             self.ledger.borrow_mut().kept(&node.block, kept.bytes);
         } else {
             let replayed = self.replay_entry(&entry, recorded.as_ref(), &saved)?;
@@ -116,14 +118,15 @@ impl<'m> State<'m> {
             Some(recorded) => recorded.refill(block, run),
         };
         drop((replaying, pass, modes));
-        let Some(outputs) = outcome? else {
-            generators.check_stopped(block, recorded.is_none_or(|recorded| recorded.tape.info().generators_agree))?;
-            return Ok(None);
-        };
+        let outputs = outcome?;
         self.windows.check_versions(&entry.label)?;
         if graph == Pass::Replay {
             self.windows.keep(entry.node.entry, window);
         }
+        let Some(outputs) = outputs else {
+            generators.check_stopped(block, recorded.is_none_or(|recorded| recorded.tape.info().generators_agree))?;
+            return Ok(None);
+        };
         generators.check(block)?;
         entry.check_outputs(&outputs)?;
         entry.check_values(&outputs)?;

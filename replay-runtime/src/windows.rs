@@ -57,6 +57,11 @@ impl<'m> Windows<'m> {
         self.store.is_some()
     }
 
+    /// The unit whose window a block opens.
+    pub(crate) fn unit(&self, label: &Label) -> Option<usize> {
+        label.unit.as_ref().zip(self.store).and_then(|(key, store)| store.unit(key))
+    }
+
     /// Whether it is a parameter of an open unit.
     ///
     /// # Errors
@@ -78,7 +83,7 @@ impl<'m> Windows<'m> {
     pub(crate) fn open(&self, label: &Label) -> Result<Option<Window<'m>>, ReplayError> {
         let Some(store) = self.store else { return Ok(None) };
         self.check_versions(label)?;
-        let Some(unit) = label.unit.as_ref().and_then(|key| store.unit(key)) else { return Ok(None) };
+        let Some(unit) = self.unit(label) else { return Ok(None) };
         store.open(unit).map_err(dist)?;
         Ok(Some(Window { store, unit }))
     }

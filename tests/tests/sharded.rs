@@ -28,6 +28,15 @@ impl Layer {
 
     #[replay_block]
     fn forward(&self, x: &Tensor) -> Tensor {
+        self.apply(x)
+    }
+
+    #[replay_block(early_stop)]
+    fn forward_early(&self, x: &Tensor) -> Tensor {
+        self.apply(x)
+    }
+
+    fn apply(&self, x: &Tensor) -> Tensor {
         x + self.linear.forward(x).tanh() * &self.scale
     }
 }
@@ -36,6 +45,7 @@ struct Model {
     vs: nn::VarStore,
     head: nn::Linear,
     layers: Vec<Layer>,
+    early_stop: bool,
 }
 
 impl Model {
@@ -45,7 +55,7 @@ impl Model {
         let vs = nn::VarStore::new(Device::Cpu);
         let head = nn::linear(vs.root() / "head", WIDTH, 2, nn::LinearConfig::default());
         let layers = (0..2).map(|i| Layer::new(&(vs.root() / "layers" / i))).collect();
-        Self { vs, head, layers }
+        Self { vs, head, layers, early_stop: false }
     }
 
     fn shard<'d>(&self, dist: &'d Dist) -> Sharded<'d> {
@@ -56,7 +66,10 @@ impl Model {
     }
 
     fn loss<'m>(&'m self, rollout: &Rollout<'m>, x: &Tensor) -> Tensor {
-        let run = |x: Tensor, layer: &'m Layer| layer.forward_replay(rollout, &x).unwrap();
+        let run = |x: Tensor, layer: &'m Layer| {
+            let step = if self.early_stop { Layer::forward_early_replay } else { Layer::forward_replay };
+            step(layer, rollout, &x).unwrap()
+        };
         let steps = (0..STEPS).flat_map(|_| &self.layers);
         let x = steps.fold(x.shallow_clone(), run);
         self.head.forward(&x).square().mean(Kind::Float)
@@ -111,16 +124,18 @@ fn together(world: usize) -> BTreeMap<String, Tensor> {
     all.into_iter().map(|(name, uses)| (name, total(uses))).collect()
 }
 
-fn train(dist: &Dist) {
+fn train(dist: &Dist, early_stop: bool) {
     let (rank, world) = (dist.rank(), dist.world());
-    let model = Model::new();
+    let mut model = Model::new();
+    model.early_stop = early_stop;
     let sharded = model.shard(dist);
     let expected = together(world);
     // The second rollout adds to what the first has left.
     for rollouts in 1..=2 {
         let rollout = Rollout::new(&sharded);
         let loss = model.loss(&rollout, &batch(rank));
-        rollout.backward(&loss).unwrap();
+        let report = rollout.backward(&loss).unwrap();
+        assert_eq!(report.total.stopped, if early_stop { report.total.replays } else { 0 });
         assert_eq!(bytes(&loss), bytes(&alone(rank).0));
         for (name, found) in model.gradients() {
             let expected = if rollouts == 1 { expected[&name].copy() } else { &expected[&name] + &expected[&name] };
@@ -134,14 +149,43 @@ fn train(dist: &Dist) {
 #[test]
 fn a_world_of_one_has_the_gradients_of_one_process() {
     let dist = Dist::single();
-    train(&dist);
+    train(&dist, false);
+    train(&dist, true);
     dist.shutdown().unwrap();
 }
 
 #[test]
 fn gradients_are_the_means_in_rank_order() {
     each_rank("gradients_are_the_means_in_rank_order", &[2, 3, 4], |dist| {
-        train(&dist);
+        train(&dist, false);
+        train(&dist, true);
+        dist.shutdown().unwrap();
+    });
+}
+
+struct Shift(Tensor);
+
+impl Shift {
+    #[replay_block(early_stop)]
+    fn forward(&self, x: &Tensor) -> Tensor {
+        x + &self.0
+    }
+}
+
+/// The graph of such a block has saved nothing, so there is no replay; its parameter's gradient is that of the whole still.
+#[test]
+fn a_block_that_is_not_replayed_has_its_window_too() {
+    each_rank("a_block_that_is_not_replayed_has_its_window_too", &[1, 2], |dist| {
+        let (rank, world) = (dist.rank(), dist.world());
+        let vs = nn::VarStore::new(Device::Cpu);
+        let shift = Shift(vs.root().var("shift", &[3], nn::Init::Const(0.5)));
+        let sharded = Sharded::builder(&dist, &vs).unit("shift", &shift).build().unwrap();
+        let factors = Tensor::from_slice(&[1f32, 2.0, 4.0]);
+        let rollout = Rollout::new(&sharded);
+        let y = shift.forward_replay(&rollout, &Tensor::zeros([2, 3], (Kind::Float, Device::Cpu))).unwrap();
+        let report = rollout.backward(&(y * &factors).sum(Kind::Float)).unwrap();
+        assert_eq!((report.total.kept, report.total.replays), (1, 0));
+        assert_eq!(bytes(&shift.0.grad()), bytes(&piece(&(factors * 2.0), rank, world)));
         dist.shutdown().unwrap();
     });
 }
@@ -188,37 +232,41 @@ fn training_is_that_of_one_process_with_all_batches() {
 #[test]
 fn parameters_are_whole_only_in_their_windows() {
     each_rank("parameters_are_whole_only_in_their_windows", &[1, 2, 3], |dist| {
-        let (rank, world) = (dist.rank(), dist.world());
-        let whole: BTreeMap<_, _> = Model::new().vs.variables().into_iter().collect();
-        let model = Model::new();
-        let sharded = model.shard(&dist);
-        let check = |units: bool, head: bool| {
-            for (name, variable) in model.vs.variables() {
-                let (expected, is_whole) = (&whole[&name], if name.starts_with("head") { head } else { units });
-                let expected = if is_whole { expected.shallow_clone() } else { piece(expected, rank, world) };
-                assert_eq!((variable.size(), bytes(&variable)), (expected.size(), bytes(&expected)), "{name}");
-            }
-        };
-        check(false, false);
-        let rollout = Rollout::new(&sharded);
-        check(false, true);
-        let loss = model.loss(&rollout, &batch(rank));
-        check(false, true);
-        rollout.backward(&loss).unwrap();
-        check(false, false);
-        drop(Rollout::new(&sharded));
-        check(false, false);
-        let largest = whole
-            .iter()
-            .filter(|(name, _)| name.starts_with("layers.0"))
-            .map(|(_, whole)| whole.numel() * 4)
-            .sum::<usize>();
-        let head = whole
-            .iter()
-            .filter(|(name, _)| name.starts_with("head"))
-            .map(|(_, whole)| whole.numel() * 4)
-            .sum::<usize>();
-        assert_eq!(sharded.gathered_peak(), (largest + head) as u64);
+        for early_stop in [false, true] {
+            check_windows(&dist, early_stop);
+        }
         dist.shutdown().unwrap();
     });
+}
+
+fn check_windows(dist: &Dist, early_stop: bool) {
+    let (rank, world) = (dist.rank(), dist.world());
+    let whole: BTreeMap<_, _> = Model::new().vs.variables().into_iter().collect();
+    let mut model = Model::new();
+    model.early_stop = early_stop;
+    let sharded = model.shard(dist);
+    let check = |units: bool, head: bool| {
+        for (name, variable) in model.vs.variables() {
+            let (expected, is_whole) = (&whole[&name], if name.starts_with("head") { head } else { units });
+            let expected = if is_whole { expected.shallow_clone() } else { piece(expected, rank, world) };
+            assert_eq!((variable.size(), bytes(&variable)), (expected.size(), bytes(&expected)), "{name}");
+        }
+    };
+    check(false, false);
+    let rollout = Rollout::new(&sharded);
+    check(false, true);
+    let loss = model.loss(&rollout, &batch(rank));
+    check(false, true);
+    rollout.backward(&loss).unwrap();
+    check(false, false);
+    drop(Rollout::new(&sharded));
+    check(false, false);
+    let largest = whole
+        .iter()
+        .filter(|(name, _)| name.starts_with("layers.0"))
+        .map(|(_, whole)| whole.numel() * 4)
+        .sum::<usize>();
+    let head =
+        whole.iter().filter(|(name, _)| name.starts_with("head")).map(|(_, whole)| whole.numel() * 4).sum::<usize>();
+    assert_eq!(sharded.gathered_peak(), (largest + head) as u64);
 }

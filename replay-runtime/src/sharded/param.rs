@@ -39,6 +39,10 @@ impl Param {
         let first = (rank * chunk).min(numel);
         let own = chunk.min(numel - first);
         let piece = tch::no_grad(|| {
+            // A copy of what nobody else has a piece of would only make holes in memory.
+            if own == chunk && own == numel && tensor.is_contiguous() {
+                return tensor.detach().view(-1);
+            }
             let piece = Tensor::zeros([chunk], (kind, tensor.device()));
             piece.narrow(0, 0, own).copy_(&tensor.detach().reshape(-1).narrow(0, first, own));
             piece
