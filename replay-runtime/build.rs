@@ -4,8 +4,21 @@
 use std::path::{Path, PathBuf};
 
 /// In `cpp/`; each has a header of its name.
-const SOURCES: [&str; 12] =
-    ["engine", "grad", "group", "live", "node", "print", "recorded_graph", "rng", "saved", "state", "tape", "walk"];
+const SOURCES: [&str; 13] = [
+    "engine",
+    "grad",
+    "group",
+    "live",
+    "node",
+    "optim",
+    "print",
+    "recorded_graph",
+    "rng",
+    "saved",
+    "state",
+    "tape",
+    "walk",
+];
 /// Headers alone.
 const HEADERS: [&str; 3] = ["guard", "hooks", "pass"];
 /// What stands for Gloo's own headers, which LibTorch does not ship.

@@ -71,6 +71,7 @@ mod keep;
 mod leaves;
 mod link;
 mod modes;
+mod optim;
 mod options;
 mod output;
 #[doc(hidden)]
@@ -96,6 +97,7 @@ pub use context::{ReplayContext, is_replaying};
 pub use error::{Pass, ReplayError};
 pub use input::{ReplayInput, ReplayMeta};
 pub use modes::AutocastGuard;
+pub use optim::{Algorithm, Optimizer};
 pub use options::{BlockOptions, Check, EarlyStop, Keep};
 pub use output::{BoxError, ReplayOutput};
 pub use registry::{BlockInfo, blocks};

@@ -1,19 +1,25 @@
 //! The parameter store: the seam between a rollout and whoever owns the parameters.
 
+use std::collections::HashMap;
+use std::sync::PoisonError;
+
 use tch::{Tensor, nn};
 
 use crate::dist::DistError;
+use crate::ffi;
 
 mod sealed {
     use tch::Tensor;
 
-    use super::Shards;
+    use super::{Parameter, Shards};
 
     pub trait Store {
         /// All variables with their names.
         fn named(&self) -> Vec<(String, Tensor)>;
         /// Those that were made to be trained, also while they are frozen.
         fn trainable(&self) -> Vec<Tensor>;
+        /// The same with their names and groups; one that has two names comes twice.
+        fn parameters(&self) -> Vec<Parameter>;
         /// How many there are; changes when one is added.
         fn count(&self) -> usize;
         /// Of a store whose parameters come and go.
@@ -21,6 +27,15 @@ mod sealed {
             None
         }
     }
+}
+
+/// A variable that was made to be trained.
+#[derive(Debug)]
+pub struct Parameter {
+    pub(crate) name: String,
+    pub(crate) tensor: Tensor,
+    /// Its [group](nn::Path::set_group).
+    pub(crate) group: usize,
 }
 
 /// Parameters of which this process holds pieces: they are whole while a window on their unit is open.
@@ -92,9 +107,24 @@ impl Store for nn::VarStore {
         self.trainable_variables()
     }
 
+    fn parameters(&self) -> Vec<Parameter> {
+        let groups = groups(self);
+        let parameter = |(name, tensor): (String, Tensor)| {
+            let group = *groups.get(&ffi::identity(&tensor))?;
+            Some(Parameter { name, tensor, group })
+        };
+        self.named().into_iter().filter_map(parameter).collect()
+    }
+
     fn count(&self) -> usize {
         self.len()
     }
+}
+
+/// The groups of the variables that were made to be trained, by [identity](ffi::identity).
+pub(crate) fn groups(vs: &nn::VarStore) -> HashMap<usize, usize> {
+    let variables = vs.variables_.lock().unwrap_or_else(PoisonError::into_inner);
+    variables.trainable_variables.iter().map(|variable| (ffi::identity(&variable.tensor), variable.group)).collect()
 }
 
 /// How many variables the stores have.

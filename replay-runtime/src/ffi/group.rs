@@ -1,6 +1,6 @@
 //! A process group and the store by which its ranks meet; `cpp/group.h`.
 
-use std::ffi::{CStr, CString, c_char, c_int};
+use std::ffi::{CStr, c_char, c_int};
 use std::marker::PhantomData;
 use std::path::Path;
 use std::ptr::{self, NonNull};
@@ -10,12 +10,7 @@ use tch::Tensor;
 use torch_sys::C_tensor;
 
 use super::sys::{self, CGroup, CStore};
-use super::{ShimError, check};
-
-/// A text that names or says something. A zero byte in it would end it for C++.
-fn c_string(text: &str) -> CString {
-    CString::new(text.replace('\0', " ")).expect("no zero byte is left")
-}
+use super::{ShimError, c_string, check};
 
 fn milliseconds(time: Duration) -> i64 {
     i64::try_from(time.as_millis()).unwrap_or(i64::MAX)

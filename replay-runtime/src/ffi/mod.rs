@@ -7,6 +7,7 @@
 mod group;
 mod live;
 mod node;
+mod optim;
 mod print;
 mod rng;
 mod saved;
@@ -20,6 +21,7 @@ pub(crate) use live::{count_live_bytes, live_bytes, live_peak, reset_live_peak};
 pub(crate) use node::{
     Graveyard, NodeState, Replayed, Replayer, attach, backward, barrier, graph, graph_since, refuse_grad, sequence,
 };
+pub(crate) use optim::{OptimizerKind, OptimizerOptions, RawOptimizer, Setting};
 pub(crate) use print::{Fingerprint, TensorList, differing, fingerprint, keeps_values, put_values, same_bits};
 pub(crate) use rng::{DrawLock, DrawWatch, GeneratorState, register_thread, several_threads};
 pub(crate) use saved::{SavedTensor, WeakTensor};
@@ -34,7 +36,7 @@ pub(crate) use tensor::{
     add_grad, copy, counter, detach_output, grad, identity, nbytes, set_grad, storage, storage_nbytes, take_grad,
 };
 
-use std::ffi::{CStr, c_int};
+use std::ffi::{CStr, CString, c_int};
 
 /// A failure that the shim reported: its code, the text without LibTorch's C++ backtrace, and the text with it.
 #[derive(Debug)]
@@ -42,6 +44,13 @@ pub(crate) struct ShimError {
     pub(crate) code: Code,
     pub(crate) brief: String,
     pub(crate) full: String,
+}
+
+impl ShimError {
+    /// A refusal of our own, which the shim is not asked about.
+    pub(crate) fn refused(text: String) -> Self {
+        Self { code: Code::Exception, full: text.clone(), brief: text }
+    }
 }
 
 /// The shim's answers, `enum Code` in `cpp/guard.h`.
@@ -72,6 +81,11 @@ impl Code {
             _ => Self::Exception,
         }
     }
+}
+
+/// A text that names or says something. A zero byte in it would end it for C++.
+fn c_string(text: &str) -> CString {
+    CString::new(text.replace('\0', " ")).expect("no zero byte is left")
 }
 
 /// Turns an answer of the shim into a `Result`, taking the text that belongs to it.

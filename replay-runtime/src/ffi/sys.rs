@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_int, c_void};
 use torch_sys::C_tensor;
 
-use super::{Fingerprint, Modes, TapeInfo};
+use super::{Fingerprint, Modes, OptimizerOptions, TapeInfo};
 
 /// A C++ type that Rust only points to.
 macro_rules! opaque {
@@ -15,7 +15,7 @@ macro_rules! opaque {
     )*};
 }
 
-opaque!(CGenerator, CGraph, CGroup, CReplayed, CSaved, CStorageSet, CStore, CTape, CWatch, CWeak);
+opaque!(CGenerator, CGraph, CGroup, COptim, CReplayed, CSaved, CStorageSet, CStore, CTape, CWatch, CWeak);
 
 #[repr(C)]
 pub(super) struct NodeCallbacks {
@@ -232,4 +232,32 @@ unsafe extern "C" {
         n: usize,
     ) -> c_int;
     pub(super) fn replay_group_broadcast(group: *const CGroup, tensor: *mut C_tensor, root: c_int) -> c_int;
+
+    pub(super) fn replay_optim_slot(kind: c_int, slot: usize) -> *const c_char;
+    pub(super) fn replay_optim_new(kind: c_int, options: *const OptimizerOptions, out: *mut *mut COptim) -> c_int;
+    pub(super) fn replay_optim_free(optim: *mut COptim);
+    pub(super) fn replay_optim_add_group(optim: *mut COptim) -> c_int;
+    pub(super) fn replay_optim_add_parameter(
+        optim: *mut COptim,
+        parameter: *const C_tensor,
+        group: usize,
+        name: *const c_char,
+    ) -> c_int;
+    pub(super) fn replay_optim_step(optim: *mut COptim) -> c_int;
+    pub(super) fn replay_optim_set(optim: *mut COptim, group: usize, setting: c_int, value: f64) -> c_int;
+    pub(super) fn replay_optim_lr(optim: *const COptim, group: usize, out: *mut f64) -> c_int;
+    pub(super) fn replay_optim_state(
+        optim: *const COptim,
+        parameter: usize,
+        exists: *mut c_int,
+        step: *mut i64,
+        tensors: *mut *mut C_tensor,
+    ) -> c_int;
+    pub(super) fn replay_optim_set_state(
+        optim: *mut COptim,
+        parameter: usize,
+        step: i64,
+        tensors: *const *const C_tensor,
+    ) -> c_int;
+    pub(super) fn replay_optim_drop_state(optim: *mut COptim, parameter: usize) -> c_int;
 }

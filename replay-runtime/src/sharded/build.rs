@@ -10,7 +10,7 @@ use super::param::Param;
 use super::{RESIDENT, Sharded, Unit};
 use crate::dist::{Dist, DistError, Operation, WORDS};
 use crate::ffi;
-use crate::store::UnitKey;
+use crate::store::{self, Parameter, UnitKey};
 
 /// Choices for a [`Sharded`] store.
 #[must_use = "a builder does nothing until `build` is called"]
@@ -108,15 +108,15 @@ impl<'d, 'b> ShardedBuilder<'d, 'b> {
     pub fn build(self) -> Result<Sharded<'d>, ShardError> {
         let mut named: Vec<_> = self.vs.variables().into_iter().collect();
         named.sort_by(|a, b| a.0.cmp(&b.0));
-        let trainable: HashSet<_> = self.vs.trainable_variables().iter().map(ffi::identity).collect();
+        let groups = store::groups(self.vs);
         self.check_prefixes(&named)?;
         let mut seen = HashSet::new();
         let (mut cut, mut whole, mut ignored) = (Vec::new(), Vec::new(), Vec::new());
         for (name, tensor) in named {
-            let is_param = trainable.contains(&ffi::identity(&tensor));
-            if !is_param || self.ignored.iter().any(|prefix| is_under(&name, prefix)) {
-                if is_param {
-                    ignored.push(tensor.shallow_clone());
+            let group = groups.get(&ffi::identity(&tensor));
+            if group.is_none() || self.ignored.iter().any(|prefix| is_under(&name, prefix)) {
+                if let Some(&group) = group {
+                    ignored.push(Parameter { name: name.clone(), tensor: tensor.shallow_clone(), group });
                 }
                 whole.push((name, tensor));
             } else if seen.insert(ffi::identity(&tensor)) {
@@ -125,11 +125,15 @@ impl<'d, 'b> ShardedBuilder<'d, 'b> {
             }
         }
         let units = self.claim(&cut)?;
-        self.agree(&cut, &whole, &units)?;
+        self.agree(&cut, &whole, &units, &groups)?;
         self.sync(cut.iter().chain(&whole).map(|(_, tensor)| tensor))?;
         self.dist.name_units(units.iter().map(|unit| unit.name.clone()).collect());
         let by_key = self.units.iter().enumerate().map(|(i, (_, key))| (*key, i + 1)).collect();
-        let params = cut.into_iter().map(|(name, tensor)| Param::new(name, tensor, self.dist)).collect();
+        let param = |(name, tensor)| {
+            let group = groups[&ffi::identity(&tensor)];
+            Param::new(name, tensor, group, self.dist)
+        };
+        let params = cut.into_iter().map(param).collect();
         Ok(Sharded {
             dist: self.dist,
             params,
@@ -177,11 +181,18 @@ impl<'d, 'b> ShardedBuilder<'d, 'b> {
     }
 
     /// Whether all processes have built the same: a hash of each part, so that the first that differs can be named.
-    fn agree(&self, params: &[(String, Tensor)], whole: &[(String, Tensor)], units: &[Unit]) -> Result<(), DistError> {
+    fn agree(
+        &self,
+        params: &[(String, Tensor)],
+        whole: &[(String, Tensor)],
+        units: &[Unit],
+        groups: &HashMap<usize, usize>,
+    ) -> Result<(), DistError> {
         let variables = |list: &[(String, Tensor)]| {
             list.iter()
                 .map(|(name, tensor)| {
-                    (name.clone(), tensor.size(), format!("{:?}", tensor.kind()), tensor.requires_grad())
+                    let (kind, group) = (format!("{:?}", tensor.kind()), groups.get(&ffi::identity(tensor)));
+                    (name.clone(), tensor.size(), kind, tensor.requires_grad(), group)
                 })
                 .collect::<Vec<_>>()
         };

@@ -14,7 +14,7 @@ pub use self::build::{ShardError, ShardedBuilder};
 use self::param::Param;
 use crate::dist::{Dist, DistError, Operation, WORDS};
 use crate::ffi::{self, ShimError};
-use crate::store::{ParameterStore, Shards, Store, UnitKey};
+use crate::store::{Parameter, ParameterStore, Shards, Store, UnitKey};
 
 /// Parameters that are whole while a block of theirs runs, or, of the resident unit, while a rollout lives.
 struct Unit {
@@ -78,7 +78,7 @@ pub struct Sharded<'d> {
     /// Variables that are whole everywhere.
     whole: Vec<(String, Tensor)>,
     /// Those of them that are trained.
-    ignored: Vec<Tensor>,
+    ignored: Vec<Parameter>,
     /// The most bytes of gathered parameters at once.
     peak: Cell<u64>,
     gathered: Cell<u64>,
@@ -263,7 +263,18 @@ impl Store for Sharded<'_> {
 
     fn trainable(&self) -> Vec<Tensor> {
         let params = self.params.iter().map(|param| param.tensor.shallow_clone());
-        params.chain(self.ignored.iter().map(Tensor::shallow_clone)).collect()
+        params.chain(self.ignored.iter().map(|ignored| ignored.tensor.shallow_clone())).collect()
+    }
+
+    fn parameters(&self) -> Vec<Parameter> {
+        let parameter = |name: &str, tensor: &Tensor, group| Parameter {
+            name: name.to_owned(),
+            tensor: tensor.shallow_clone(),
+            group,
+        };
+        let cut = self.params.iter().map(|param| parameter(&param.name, &param.tensor, param.group));
+        let ignored = self.ignored.iter().map(|ignored| parameter(&ignored.name, &ignored.tensor, ignored.group));
+        cut.chain(ignored).collect()
     }
 
     fn count(&self) -> usize {

@@ -14,6 +14,8 @@ pub(super) struct Param {
     pub(super) name: String,
     /// The store's own: what is done to it, the model's layers and the optimizer see.
     pub(super) tensor: Tensor,
+    /// That of the store which was cut.
+    pub(super) group: usize,
     pub(super) shape: Vec<i64>,
     pub(super) kind: Kind,
     pub(super) numel: i64,
@@ -30,7 +32,7 @@ pub(super) struct Param {
 
 impl Param {
     /// Cuts the tensor, whose values are the same on all ranks.
-    pub(super) fn new(name: String, tensor: Tensor, dist: &Dist) -> Self {
+    pub(super) fn new(name: String, tensor: Tensor, group: usize, dist: &Dist) -> Self {
         let count = |ranks: usize| i64::try_from(ranks).expect("processes are few");
         let (rank, world) = (count(dist.rank()), count(dist.world()));
         let (shape, kind) = (tensor.size(), tensor.kind());
@@ -47,7 +49,8 @@ impl Param {
             piece.narrow(0, 0, own).copy_(&tensor.detach().reshape(-1).narrow(0, first, own));
             piece
         });
-        let param = Self { name, tensor, shape, kind, numel, chunk, piece, own, rank, world, sum: RefCell::default() };
+        let param =
+            Self { name, tensor, group, shape, kind, numel, chunk, piece, own, rank, world, sum: RefCell::default() };
         param.shard();
         param
     }
