@@ -233,6 +233,22 @@ void replay_rng_free(replay::GeneratorState* state) noexcept {
   delete state;
 }
 
+int replay_rng_bytes(int device_type, int index, at::Tensor** out) {
+  return guarded([&] {
+    at::Generator generator = at::globalContext().defaultGenerator(device_of(device_type, index));
+    std::lock_guard<std::mutex> lock(generator.mutex());
+    *out = new at::Tensor(generator.get_state());
+  });
+}
+
+int replay_rng_set_bytes(int device_type, int index, const at::Tensor* bytes) {
+  return guarded([&] {
+    at::Generator generator = at::globalContext().defaultGenerator(device_of(device_type, index));
+    std::lock_guard<std::mutex> lock(generator.mutex());
+    generator.set_state(*bytes);
+  });
+}
+
 int replay_draws_register(int join) {
   return guarded([&] {
     if (!replay::registered) {

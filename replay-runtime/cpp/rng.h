@@ -9,6 +9,8 @@
 
 #include "guard.h"
 
+#include <ATen/ATen.h>
+
 namespace replay {
 struct GeneratorState;
 struct Watch;
@@ -28,6 +30,10 @@ int replay_rng_write(const replay::GeneratorState* state);
 int replay_rng_stands(const replay::GeneratorState* state, int* out);
 int replay_rng_equal(const replay::GeneratorState* a, const replay::GeneratorState* b, int* out);
 void replay_rng_free(replay::GeneratorState* state) noexcept;
+
+// The same as bytes, in LibTorch's own form, to be kept in a file.
+int replay_rng_bytes(int device_type, int index, at::Tensor** out);
+int replay_rng_set_bytes(int device_type, int index, const at::Tensor* bytes);
 
 // Counts the calling thread among those with rollouts, until it ends. It joins, if wanted: while it is not alone,
 // its draws wait for those of others that joined, and theirs for its own.

@@ -267,7 +267,6 @@ pub(crate) struct ParamState {
 }
 
 /// For checkpoints.
-#[cfg_attr(not(test), expect(dead_code, reason = "checkpoints use it"))]
 impl Optimizer {
     pub(crate) fn algorithm_name(&self) -> &'static str {
         self.algorithm.name()

@@ -265,6 +265,20 @@ impl Dist {
         let _ = self.records(group, &header);
     }
 
+    /// Leaves a text for the others, of what this rank says in its next record.
+    pub(crate) fn say(&self, text: &str) {
+        if let Some(group) = &self.group {
+            let _ = group.note(&said_by(self.rank, self.sequence.get()), text.lines().next().unwrap_or_default());
+        }
+    }
+
+    /// The text that another rank has left before its last record.
+    pub(crate) fn said(&self, rank: usize) -> String {
+        let key = said_by(rank, self.sequence.get() - 1);
+        let note = self.group.as_ref().and_then(|group| group.read_note(&key).ok().flatten());
+        note.unwrap_or_else(|| "it does not say why".to_owned())
+    }
+
     /// Names for messages; the same on all ranks.
     pub(crate) fn name_units(&self, names: Vec<String>) {
         *self.units.borrow_mut() = names;
@@ -393,4 +407,8 @@ impl Drop for Dist {
 
 fn last_word_of(rank: usize) -> String {
     format!("last/{rank}")
+}
+
+fn said_by(rank: usize, sequence: u64) -> String {
+    format!("said/{rank}/{sequence}")
 }

@@ -23,7 +23,9 @@ pub(crate) use node::{
 };
 pub(crate) use optim::{OptimizerKind, OptimizerOptions, RawOptimizer, Setting};
 pub(crate) use print::{Fingerprint, TensorList, differing, fingerprint, keeps_values, put_values, same_bits};
-pub(crate) use rng::{DrawLock, DrawWatch, GeneratorState, register_thread, several_threads};
+pub(crate) use rng::{
+    DrawLock, DrawWatch, GeneratorState, generator_bytes, register_thread, set_generator_bytes, several_threads,
+};
 pub(crate) use saved::{SavedTensor, WeakTensor};
 #[cfg(test)]
 pub(crate) use state::InferenceGuard;

@@ -4,9 +4,10 @@ use std::ffi::c_int;
 use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
 
-use tch::Device;
+use tch::{Device, Tensor};
 
 use super::state::device_code;
+use super::tensor::returned_some;
 use super::{ShimError, check, sys};
 
 /// Where a device's default generator stood once.
@@ -54,6 +55,20 @@ impl Drop for GeneratorState {
         // SAFETY: made by the shim, owned by `self` alone, freed once.
         unsafe { sys::replay_rng_free(self.state.as_ptr()) }
     }
+}
+
+/// Where a device's default generator stands, as bytes for a file.
+pub(crate) fn generator_bytes(device: Device) -> Result<Tensor, ShimError> {
+    let (kind, index) = device_code(device);
+    // SAFETY: the generator is read under its own lock; the result is new.
+    unsafe { returned_some(|out| sys::replay_rng_bytes(kind, index, out)) }
+}
+
+/// Puts it where those bytes say; others than [`generator_bytes`]' are an error.
+pub(crate) fn set_generator_bytes(device: Device, bytes: &Tensor) -> Result<(), ShimError> {
+    let (kind, index) = device_code(device);
+    // SAFETY: `bytes` is borrowed for the call; the generator copies from it under its own lock.
+    check(unsafe { sys::replay_rng_set_bytes(kind, index, bytes.as_ptr()) })
 }
 
 /// Counts this thread among those that have rollouts, until it ends; if it joins, its draws wait for theirs while

@@ -143,6 +143,8 @@ unsafe extern "C" {
     pub(super) fn replay_rng_stands(state: *const CGenerator, out: *mut c_int) -> c_int;
     pub(super) fn replay_rng_equal(a: *const CGenerator, b: *const CGenerator, out: *mut c_int) -> c_int;
     pub(super) fn replay_rng_free(state: *mut CGenerator);
+    pub(super) fn replay_rng_bytes(device_type: c_int, index: c_int, out: *mut *mut C_tensor) -> c_int;
+    pub(super) fn replay_rng_set_bytes(device_type: c_int, index: c_int, bytes: *const C_tensor) -> c_int;
     pub(super) fn replay_draws_register(join: c_int) -> c_int;
     pub(super) fn replay_draws_shared() -> c_int;
     pub(super) fn replay_draws_hold();

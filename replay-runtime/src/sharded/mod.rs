@@ -7,10 +7,12 @@ use std::collections::HashMap;
 use tch::{Tensor, nn};
 
 mod build;
+mod checkpoint;
 mod norm;
 mod param;
 
 pub use self::build::{ShardError, ShardedBuilder};
+pub use self::checkpoint::{CheckpointError, Loaded};
 use self::param::Param;
 use crate::dist::{Dist, DistError, Operation, WORDS};
 use crate::ffi::{self, ShimError};

@@ -30,6 +30,17 @@ pub(super) struct Param {
     sum: RefCell<Option<Tensor>>,
 }
 
+fn chunk_of(numel: i64, world: i64) -> i64 {
+    numel.unsigned_abs().div_ceil(world.unsigned_abs()).cast_signed()
+}
+
+/// The elements of a rank, as the first and how many, in a world of so many.
+pub(super) fn cut(numel: i64, rank: i64, world: i64) -> (i64, i64) {
+    let chunk = chunk_of(numel, world);
+    let first = (rank * chunk).min(numel);
+    (first, chunk.min(numel - first))
+}
+
 impl Param {
     /// Cuts the tensor, whose values are the same on all ranks.
     pub(super) fn new(name: String, tensor: Tensor, group: usize, dist: &Dist) -> Self {
@@ -37,9 +48,8 @@ impl Param {
         let (rank, world) = (count(dist.rank()), count(dist.world()));
         let (shape, kind) = (tensor.size(), tensor.kind());
         let numel = shape.iter().product::<i64>();
-        let chunk = numel.unsigned_abs().div_ceil(world.unsigned_abs()).cast_signed();
-        let first = (rank * chunk).min(numel);
-        let own = chunk.min(numel - first);
+        let chunk = chunk_of(numel, world);
+        let (first, own) = cut(numel, rank, world);
         let piece = tch::no_grad(|| {
             // A copy of what nobody else has a piece of would only make holes in memory.
             if own == chunk && own == numel && tensor.is_contiguous() {
@@ -65,7 +75,13 @@ impl Param {
         self.chunk.unsigned_abs() * self.kind.elt_size_in_bytes() as u64
     }
 
-    fn own_piece(&self) -> Tensor {
+    /// Where this rank's elements begin.
+    pub(super) fn first(&self) -> i64 {
+        cut(self.numel, self.rank, self.world).0
+    }
+
+    /// This rank's elements, which the model's tensor is while it is not whole.
+    pub(super) fn own_piece(&self) -> Tensor {
         self.piece.narrow(0, 0, self.own)
     }
 
