@@ -26,19 +26,23 @@ pub(crate) struct Shape {
     /// How often a step applies the model.
     #[arg(long, default_value_t = 4)]
     rollouts: usize,
+    /// Transfers overlap the blocks that run; FSDP2 has its own.
+    #[arg(long)]
+    overlap: bool,
 }
 
 impl Shape {
     /// In the order of the script's.
     pub(crate) fn values(&self) -> [String; 5] {
-        let Self { layers, width, batch, steps, rollouts } = self;
+        let Self { layers, width, batch, steps, rollouts, .. } = self;
         [layers.to_string(), width.to_string(), batch.to_string(), steps.to_string(), rollouts.to_string()]
     }
 
     /// As options of this program.
     pub(crate) fn options(&self) -> Vec<String> {
         let names = ["--layers", "--width", "--batch", "--steps", "--rollouts"];
-        names.into_iter().zip(self.values()).flat_map(|(name, value)| [name.to_owned(), value]).collect()
+        let sizes = names.into_iter().zip(self.values()).flat_map(|(name, value)| [name.to_owned(), value]);
+        sizes.chain(self.overlap.then(|| "--overlap".to_owned())).collect()
     }
 }
 
@@ -70,7 +74,7 @@ pub(crate) fn run(shape: &Shape) -> Result<()> {
     tch::manual_seed(0);
     let vs = nn::VarStore::new(Device::Cpu);
     let layers: Vec<_> = (0..shape.layers).map(|i| Layer::new(&(vs.root() / "layers" / i), shape.width)).collect();
-    let mut builder = Sharded::builder(&dist, &vs);
+    let mut builder = Sharded::builder(&dist, &vs).overlap(shape.overlap);
     for (i, layer) in layers.iter().enumerate() {
         builder = builder.unit(&format!("layers.{i}"), layer);
     }

@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstring>
 #include <limits>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,6 +27,11 @@ struct GroupHandle {
   // By its base class: what the stub headers do not declare is never called.
   c10::intrusive_ptr<c10d::Backend> backend;
   int world;
+};
+
+// What was begun. Each work holds the tensors that it reads and writes, and the connections, also where nobody waits for it.
+struct WorksHandle {
+  std::vector<c10::intrusive_ptr<c10d::Work>> works;
 };
 
 namespace {
@@ -124,10 +130,14 @@ int replay_group_all_gather(const replay::GroupHandle* group, at::Tensor* all, c
 }
 
 // By a broadcast of each piece: an all-gather of Gloo's copies all of it once more.
-int replay_group_gather_pieces(const replay::GroupHandle* group, at::Tensor* const* wholes, size_t n) {
+int replay_group_gather_pieces(
+    const replay::GroupHandle* group,
+    at::Tensor* const* wholes,
+    size_t n,
+    replay::WorksHandle** out) {
   return guarded([&] {
     at::AutoGradMode off(false);
-    std::vector<c10::intrusive_ptr<c10d::Work>> works; // these hold the tensors, also where one is given up
+    auto begun = std::make_unique<replay::WorksHandle>();
     for (size_t i = 0; i < n; ++i) {
       const int64_t chunk = wholes[i]->numel() / group->world;
       if (chunk == 0) continue;
@@ -135,10 +145,10 @@ int replay_group_gather_pieces(const replay::GroupHandle* group, at::Tensor* con
         std::vector<at::Tensor> piece{wholes[i]->narrow(0, rank * chunk, chunk)};
         c10d::BroadcastOptions options;
         options.rootRank = rank;
-        works.push_back(group->backend->broadcast(piece, options));
+        begun->works.push_back(group->backend->broadcast(piece, options));
       }
     }
-    for (const auto& work : works) replay::wait(work);
+    *out = begun.release();
   });
 }
 
@@ -146,14 +156,26 @@ int replay_group_exchange_pieces(
     const replay::GroupHandle* group,
     at::Tensor* const* received,
     at::Tensor* const* pieces,
-    size_t n) {
+    size_t n,
+    replay::WorksHandle** out) {
   return guarded([&] {
-    std::vector<c10::intrusive_ptr<c10d::Work>> works;
+    auto begun = std::make_unique<replay::WorksHandle>();
     std::vector<int64_t> even;
     for (size_t i = 0; i < n; ++i)
-      if (pieces[i]->numel() != 0) works.push_back(group->backend->alltoall_base(*received[i], *pieces[i], even, even));
-    for (const auto& work : works) replay::wait(work);
+      if (pieces[i]->numel() != 0)
+        begun->works.push_back(group->backend->alltoall_base(*received[i], *pieces[i], even, even));
+    *out = begun.release();
   });
+}
+
+int replay_works_wait(replay::WorksHandle* works) {
+  return guarded([&] {
+    for (const auto& work : works->works) replay::wait(work);
+  });
+}
+
+void replay_works_free(replay::WorksHandle* works) {
+  delete works;
 }
 
 int replay_group_broadcast(const replay::GroupHandle* group, at::Tensor* tensor, int root) {

@@ -15,6 +15,7 @@ namespace replay {
 
 struct StoreHandle; // opaque to Rust
 struct GroupHandle; // likewise
+struct WorksHandle; // likewise
 
 } // namespace replay
 
@@ -43,14 +44,24 @@ int replay_group_read_note(const replay::GroupHandle* group, const char* key, ch
 // Each rank's `own`, one after the other, in `all`.
 int replay_group_all_gather(const replay::GroupHandle* group, at::Tensor* all, const at::Tensor* own);
 // Each of `wholes` has pieces of one size for all ranks, one after the other; each rank's own piece is right before, and all of
-// them are after.
-int replay_group_gather_pieces(const replay::GroupHandle* group, at::Tensor* const* wholes, size_t n);
-// Piece `i` of each of `pieces` goes to rank `i`; `received` has the pieces that all ranks sent to this one, in their order.
+// them are after `replay_works_wait`.
+int replay_group_gather_pieces(
+    const replay::GroupHandle* group,
+    at::Tensor* const* wholes,
+    size_t n,
+    replay::WorksHandle** out);
+// Piece `i` of each of `pieces` goes to rank `i`; `received` has the pieces that all ranks sent to this one, in their order, after
+// `replay_works_wait`.
 int replay_group_exchange_pieces(
     const replay::GroupHandle* group,
     at::Tensor* const* received,
     at::Tensor* const* pieces,
-    size_t n);
+    size_t n,
+    replay::WorksHandle** out);
+// Until all of it is done, or LibTorch gives it up.
+int replay_works_wait(replay::WorksHandle* works);
+// LibTorch goes on with what is not done, and holds its tensors meanwhile.
+void replay_works_free(replay::WorksHandle* works);
 // `tensor` of rank `root` on all ranks.
 int replay_group_broadcast(const replay::GroupHandle* group, at::Tensor* tensor, int root);
 

@@ -110,6 +110,9 @@ impl<'m> State<'m> {
         let generators = ReplayRng::begin(&entry.rng).in_block(block, "set the random number generator")?;
         let modes = ModesGuard::enter(&entry.modes).in_block(block, "set the thread's modes")?;
         let window = self.windows.open(&entry.label)?;
+        if graph == Pass::Replay && window.is_some() {
+            self.windows.look_ahead()?;
+        }
         let pass = self.enter(graph, entry.contexts.clone());
         let replaying = ReplayingGuard::enter();
         let run = || run_body(&entry.contexts, block, Pass::Replay, || (entry.body)(&self.handle(), leaves));

@@ -297,6 +297,7 @@ impl<'m> State<'m> {
     }
 
     pub(crate) fn insert(&self, entry: Entry<'m>) {
+        self.windows.recorded(entry.node.entry, &entry.label);
         self.table.borrow_mut().insert(entry.node.entry, entry);
     }
 
@@ -331,6 +332,7 @@ impl<'m> State<'m> {
 
     /// Takes an entry out that goes back, or whose rollout ends.
     pub(crate) fn take(&self, number: u64) -> Option<Entry<'m>> {
+        self.windows.gone(number);
         self.table.borrow_mut().remove(&number)
     }
 

@@ -1,7 +1,7 @@
 //! Windows on the units of sharded stores: their parameters are whole while a block of theirs runs, or is differentiated.
 
 use std::cell::{Cell, OnceCell, RefCell};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use crate::dist::DistError;
 use crate::error::ReplayError;
@@ -21,6 +21,8 @@ pub(crate) struct Windows<'m> {
     resident: Cell<bool>,
     /// The parameters' versions when the rollout began.
     versions: OnceCell<Vec<u64>>,
+    /// The units of blocks that will be replayed, by entry.
+    expected: RefCell<BTreeMap<u64, usize>>,
     /// The windows of blocks that have been replayed and are being differentiated, by entry.
     replayed: RefCell<HashMap<u64, usize>>,
 }
@@ -86,6 +88,24 @@ impl<'m> Windows<'m> {
         let Some(unit) = self.unit(label) else { return Ok(None) };
         store.open(unit).map_err(dist)?;
         Ok(Some(Window { store, unit }))
+    }
+
+    /// Entry `number` is of a block that may be replayed.
+    pub(crate) fn recorded(&self, number: u64, label: &Label) {
+        if let Some(unit) = self.unit(label) {
+            self.expected.borrow_mut().insert(number, unit);
+        }
+    }
+
+    /// It will not, or it is.
+    pub(crate) fn gone(&self, number: u64) {
+        self.expected.borrow_mut().remove(&number);
+    }
+
+    /// A block's window is open, and the block about to be replayed: the one before it comes next.
+    pub(crate) fn look_ahead(&self) -> Result<(), ReplayError> {
+        let next = self.expected.borrow().last_key_value().map(|(_, unit)| *unit);
+        self.store.zip(next).map_or(Ok(()), |(store, unit)| store.prefetch(unit)).map_err(dist)
     }
 
     /// Whether the parameters are as they were when the rollout began.

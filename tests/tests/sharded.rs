@@ -14,6 +14,8 @@ use tch::{Device, Kind, Tensor, nn};
 
 const WIDTH: i64 = 5;
 const STEPS: usize = 3;
+/// Whether blocks end early, and transfers overlap.
+const WAYS: [(bool, bool); 4] = [(false, false), (true, false), (false, true), (true, true)];
 
 struct Layer {
     linear: nn::Linear,
@@ -58,11 +60,10 @@ impl Model {
         Self { vs, head, layers, early_stop: false }
     }
 
-    fn shard<'d>(&self, dist: &'d Dist) -> Sharded<'d> {
+    fn shard<'d>(&self, dist: &'d Dist, overlap: bool) -> Sharded<'d> {
         let units = self.layers.iter().enumerate();
-        let builder =
-            units.fold(Sharded::builder(dist, &self.vs), |all, (i, layer)| all.unit(&format!("layers.{i}"), layer));
-        builder.build().unwrap()
+        let builder = Sharded::builder(dist, &self.vs).overlap(overlap);
+        units.fold(builder, |all, (i, layer)| all.unit(&format!("layers.{i}"), layer)).build().unwrap()
     }
 
     fn loss<'m>(&'m self, rollout: &Rollout<'m>, x: &Tensor) -> Tensor {
@@ -124,11 +125,11 @@ fn together(world: usize) -> BTreeMap<String, Tensor> {
     all.into_iter().map(|(name, uses)| (name, total(uses))).collect()
 }
 
-fn train(dist: &Dist, early_stop: bool) {
+fn train(dist: &Dist, early_stop: bool, overlap: bool) {
     let (rank, world) = (dist.rank(), dist.world());
     let mut model = Model::new();
     model.early_stop = early_stop;
-    let sharded = model.shard(dist);
+    let sharded = model.shard(dist, overlap);
     let expected = together(world);
     // The second rollout adds to what the first has left.
     for rollouts in 1..=2 {
@@ -149,16 +150,18 @@ fn train(dist: &Dist, early_stop: bool) {
 #[test]
 fn a_world_of_one_has_the_gradients_of_one_process() {
     let dist = Dist::single();
-    train(&dist, false);
-    train(&dist, true);
+    for (early_stop, overlap) in WAYS {
+        train(&dist, early_stop, overlap);
+    }
     dist.shutdown().unwrap();
 }
 
 #[test]
 fn gradients_are_the_means_in_rank_order() {
     each_rank("gradients_are_the_means_in_rank_order", &[2, 3, 4], |dist| {
-        train(&dist, false);
-        train(&dist, true);
+        for (early_stop, overlap) in WAYS {
+            train(&dist, early_stop, overlap);
+        }
         dist.shutdown().unwrap();
     });
 }
@@ -190,13 +193,36 @@ fn a_block_that_is_not_replayed_has_its_window_too() {
     });
 }
 
+/// What is on its way for a block that turns out not to be replayed is not what the next rollout computes with.
+#[test]
+fn parameters_that_were_expected_in_vain_are_forgotten() {
+    each_rank("parameters_that_were_expected_in_vain_are_forgotten", &[2], |dist| {
+        let model = Model::new();
+        let sharded = model.shard(&dist, true);
+        let x = batch(dist.rank());
+        let rollout = Rollout::new(&sharded);
+        let unused = model.layers[0].forward_replay(&rollout, &x).unwrap();
+        let y = model.layers[1].forward_replay(&rollout, &x).unwrap();
+        let report = rollout.backward(&y.square().mean(Kind::Float)).unwrap();
+        assert_eq!(report.total.replays, 1);
+        drop(unused);
+        tch::no_grad(|| drop(model.layers[0].linear.ws.shallow_clone().fill_(0.0)));
+        tch::no_grad(|| drop(model.layers[0].linear.bs.as_ref().unwrap().shallow_clone().fill_(0.0)));
+        let rollout = Rollout::new(&sharded);
+        let y = model.layers[0].forward_replay(&rollout, &x).unwrap();
+        assert_eq!(bytes(&y), bytes(&x));
+        drop(rollout);
+        dist.shutdown().unwrap();
+    });
+}
+
 /// Elementwise optimizers do to pieces what they do to the whole.
 #[test]
 fn training_is_that_of_one_process_with_all_batches() {
     each_rank("training_is_that_of_one_process_with_all_batches", &[1, 2, 3], |dist| {
         let (rank, world) = (dist.rank(), dist.world());
         let model = Model::new();
-        let sharded = model.shard(&dist);
+        let sharded = model.shard(&dist, false);
         let mut optimizer = nn::AdamW::default().build(&model.vs, 1e-2).unwrap();
         let whole = Model::new();
         let mut whole_optimizer = nn::AdamW::default().build(&whole.vs, 1e-2).unwrap();
@@ -232,19 +258,19 @@ fn training_is_that_of_one_process_with_all_batches() {
 #[test]
 fn parameters_are_whole_only_in_their_windows() {
     each_rank("parameters_are_whole_only_in_their_windows", &[1, 2, 3], |dist| {
-        for early_stop in [false, true] {
-            check_windows(&dist, early_stop);
+        for (early_stop, overlap) in WAYS {
+            check_windows(&dist, early_stop, overlap);
         }
         dist.shutdown().unwrap();
     });
 }
 
-fn check_windows(dist: &Dist, early_stop: bool) {
+fn check_windows(dist: &Dist, early_stop: bool, overlap: bool) {
     let (rank, world) = (dist.rank(), dist.world());
     let whole: BTreeMap<_, _> = Model::new().vs.variables().into_iter().collect();
     let mut model = Model::new();
     model.early_stop = early_stop;
-    let sharded = model.shard(dist);
+    let sharded = model.shard(dist, overlap);
     let check = |units: bool, head: bool| {
         for (name, variable) in model.vs.variables() {
             let (expected, is_whole) = (&whole[&name], if name.starts_with("head") { head } else { units });

@@ -111,7 +111,7 @@ fn train(dist: Dist, fault: Option<Fault>) -> Result<(), Box<dyn Error>> {
         Layer { linear, fault: fault.filter(|_| i == 1) }
     };
     let layers: Vec<_> = (0..3).map(layer).collect();
-    let mut sharded = Sharded::builder(&dist, &vs);
+    let mut sharded = Sharded::builder(&dist, &vs).overlap(dist.world() == 3);
     for (i, layer) in layers.iter().enumerate() {
         sharded = sharded.unit(&format!("layers.{i}"), layer);
     }
@@ -125,7 +125,7 @@ fn train(dist: Dist, fault: Option<Fault>) -> Result<(), Box<dyn Error>> {
         let order = if fault == Some(Fault::Swap) { [0, 2, 1] } else { [0, 1, 2] };
         let count = if fault == Some(Fault::FewerBlocks) { 2 } else { 3 };
         for &i in &order[..count] {
-            // In a world of two with early stop, in larger ones without.
+            // In a world of two with early stop, in one of three with transfers that overlap.
             let run = if dist.world() == 2 { Layer::forward_early_replay } else { Layer::forward_replay };
             x = run(&layers[i], &rollout, &x, step)?;
         }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use tch::Tensor;
 use torch_sys::C_tensor;
 
-use super::sys::{self, CGroup, CStore};
+use super::sys::{self, CGroup, CStore, CWorks};
 use super::{ShimError, c_string, check};
 
 fn milliseconds(time: Duration) -> i64 {
@@ -103,34 +103,38 @@ impl Group {
         check(unsafe { sys::replay_group_all_gather(self.raw.as_ptr(), all.as_ptr().cast_mut(), own.as_ptr()) })
     }
 
-    /// Each of `wholes` is one piece for each rank; fills in those of the others.
+    /// Each of `wholes` is one piece for each rank; begins to fill in those of the others.
     ///
     /// # Panics
     /// As for [`all_gather`](Self::all_gather).
-    pub(crate) fn gather_pieces(&self, wholes: &[Tensor]) -> Result<(), ShimError> {
+    pub(crate) fn gather_pieces(&self, wholes: &[Tensor]) -> Result<Works, ShimError> {
         for whole in wholes {
             self.check_even(whole);
         }
-        let wholes = raw_mut(wholes);
-        // SAFETY: as for `all_gather`; C++ holds the storages while an operation writes to them.
-        check(unsafe { sys::replay_group_gather_pieces(self.raw.as_ptr(), wholes.as_ptr(), wholes.len()) })
+        let (wholes, mut out) = (raw_mut(wholes), ptr::null_mut());
+        // SAFETY: the list is borrowed for the call; C++ holds the storages while an operation writes to them. `out` receives
+        // an object that only we own.
+        check(unsafe {
+            sys::replay_group_gather_pieces(self.raw.as_ptr(), wholes.as_ptr(), wholes.len(), &raw mut out)
+        })?;
+        Ok(Works::new(out))
     }
 
-    /// Piece `i` of each of `pieces` goes to rank `i`; in `received` are those for this one, in rank order.
+    /// Piece `i` of each of `pieces` begins to go to rank `i`; in `received` will be those for this one, in rank order.
     ///
     /// # Panics
     /// As for [`all_gather`](Self::all_gather).
-    pub(crate) fn exchange_pieces(&self, received: &[Tensor], pieces: &[Tensor]) -> Result<(), ShimError> {
+    pub(crate) fn exchange_pieces(&self, received: &[Tensor], pieces: &[Tensor]) -> Result<Works, ShimError> {
         for pieces in pieces {
             self.check_even(pieces);
         }
         let same = |(a, b): (&Tensor, &Tensor)| a.is_contiguous() && a.kind() == b.kind() && a.size() == b.size();
         assert!(received.len() == pieces.len() && received.iter().zip(pieces).all(same), "as much as is sent");
-        let (received, pieces) = (raw_mut(received), raw_mut(pieces));
+        let (received, pieces, mut out) = (raw_mut(received), raw_mut(pieces), ptr::null_mut());
+        let (into, from, n) = (received.as_ptr(), pieces.as_ptr(), pieces.len());
         // SAFETY: as for `gather_pieces`; both lists have the same length.
-        check(unsafe {
-            sys::replay_group_exchange_pieces(self.raw.as_ptr(), received.as_ptr(), pieces.as_ptr(), pieces.len())
-        })
+        check(unsafe { sys::replay_group_exchange_pieces(self.raw.as_ptr(), into, from, n, &raw mut out) })?;
+        Ok(Works::new(out))
     }
 
     fn check_even(&self, tensor: &Tensor) {
@@ -158,5 +162,30 @@ impl Drop for Group {
     fn drop(&mut self) {
         // SAFETY: made by `replay_group_new` and freed once; no operation is under way, as each call waits for its own.
         unsafe { sys::replay_group_free(self.raw.as_ptr()) }
+    }
+}
+
+/// What a group is doing. Dropped, it is done all the same, and nobody hears of it. It borrows nothing: each work has a share of
+/// the connections and of its tensors for as long as it needs them, and the group's end waits for those that have not begun.
+#[derive(Debug)]
+#[must_use = "nothing says that it is done but `wait`"]
+pub(crate) struct Works(NonNull<CWorks>);
+
+impl Works {
+    fn new(raw: *mut CWorks) -> Self {
+        Self(NonNull::new(raw).expect("the shim answered 0 without an object"))
+    }
+
+    /// Until all of it is done.
+    pub(crate) fn wait(self) -> Result<(), ShimError> {
+        // SAFETY: the object lives as long as `self`; LibTorch's threads do the work, and this one waits.
+        check(unsafe { sys::replay_works_wait(self.0.as_ptr()) })
+    }
+}
+
+impl Drop for Works {
+    fn drop(&mut self) {
+        // SAFETY: made by the group, freed once; what is not done holds what it needs by itself.
+        unsafe { sys::replay_works_free(self.0.as_ptr()) }
     }
 }

@@ -16,7 +16,7 @@ mod sys;
 mod tape;
 mod tensor;
 
-pub(crate) use group::{Group, GroupStore};
+pub(crate) use group::{Group, GroupStore, Works};
 pub(crate) use live::{count_live_bytes, live_bytes, live_peak, reset_live_peak};
 pub(crate) use node::{
     Graveyard, NodeState, Replayed, Replayer, attach, backward, barrier, graph, graph_since, refuse_grad, sequence,

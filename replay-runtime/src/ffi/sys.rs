@@ -15,7 +15,7 @@ macro_rules! opaque {
     )*};
 }
 
-opaque!(CGenerator, CGraph, CGroup, COptim, CReplayed, CSaved, CStorageSet, CStore, CTape, CWatch, CWeak);
+opaque!(CGenerator, CGraph, CGroup, COptim, CReplayed, CSaved, CStorageSet, CStore, CTape, CWatch, CWeak, CWorks);
 
 #[repr(C)]
 pub(super) struct NodeCallbacks {
@@ -226,13 +226,21 @@ unsafe extern "C" {
         capacity: usize,
     ) -> c_int;
     pub(super) fn replay_group_all_gather(group: *const CGroup, all: *mut C_tensor, own: *const C_tensor) -> c_int;
-    pub(super) fn replay_group_gather_pieces(group: *const CGroup, wholes: *const *mut C_tensor, n: usize) -> c_int;
+    pub(super) fn replay_group_gather_pieces(
+        group: *const CGroup,
+        wholes: *const *mut C_tensor,
+        n: usize,
+        out: *mut *mut CWorks,
+    ) -> c_int;
     pub(super) fn replay_group_exchange_pieces(
         group: *const CGroup,
         received: *const *mut C_tensor,
         pieces: *const *mut C_tensor,
         n: usize,
+        out: *mut *mut CWorks,
     ) -> c_int;
+    pub(super) fn replay_works_wait(works: *mut CWorks) -> c_int;
+    pub(super) fn replay_works_free(works: *mut CWorks);
     pub(super) fn replay_group_broadcast(group: *const CGroup, tensor: *mut C_tensor, root: c_int) -> c_int;
 
     pub(super) fn replay_optim_slot(kind: c_int, slot: usize) -> *const c_char;

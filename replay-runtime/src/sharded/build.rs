@@ -7,6 +7,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use tch::{Device, Kind, Tensor, nn};
 
 use super::param::Param;
+use super::transfer::Transfers;
 use super::{RESIDENT, Sharded, Unit};
 use crate::dist::{Dist, DistError, Operation, WORDS};
 use crate::ffi;
@@ -20,6 +21,7 @@ pub struct ShardedBuilder<'d, 'b> {
     units: Vec<(String, UnitKey)>,
     ignored: Vec<String>,
     sync: bool,
+    overlap: bool,
 }
 
 /// A store that cannot be cut as it was asked for.
@@ -75,7 +77,7 @@ pub enum ShardError {
 
 impl<'d, 'b> ShardedBuilder<'d, 'b> {
     pub(super) fn new(dist: &'d Dist, vs: &'b nn::VarStore) -> Self {
-        Self { dist, vs, units: Vec::new(), ignored: Vec::new(), sync: true }
+        Self { dist, vs, units: Vec::new(), ignored: Vec::new(), sync: true, overlap: false }
     }
 
     /// The parameters whose names begin with `prefix.` are whole only while a block of `block` runs: one that is a method of
@@ -98,6 +100,14 @@ impl<'d, 'b> ShardedBuilder<'d, 'b> {
     /// Whether all processes take over rank 0's values, of buffers too. Default: yes.
     pub fn sync_from_rank0(mut self, sync: bool) -> Self {
         self.sync = sync;
+        self
+    }
+
+    /// Whether, in the backward pass, the parameters of the unit before are on their way while a block is replayed and differentiated,
+    /// and the gradients of the one after. It takes the memory of one more unit's parameters and gradients, and pays
+    /// where there is a processor or a network to spare. Default: no.
+    pub fn overlap(mut self, overlap: bool) -> Self {
+        self.overlap = overlap;
         self
     }
 
@@ -141,6 +151,7 @@ impl<'d, 'b> ShardedBuilder<'d, 'b> {
             by_key,
             whole,
             ignored,
+            transfers: Transfers::new(self.overlap),
             peak: Cell::new(0),
             gathered: Cell::new(0),
         })
@@ -199,7 +210,7 @@ impl<'d, 'b> ShardedBuilder<'d, 'b> {
         let units: Vec<_> = units.iter().map(|unit| (&unit.name, &unit.params)).collect();
         let (params, whole) = (variables(params), variables(whole));
         let version = (env!("CARGO_PKG_VERSION"), ffi::library_version().unwrap_or_default());
-        let parts = [hash(&version), hash(&params), hash(&whole), hash(&units), hash(&self.sync)];
+        let parts = [hash(&version), hash(&params), hash(&whole), hash(&units), hash(&(self.sync, self.overlap))];
         let mut words = [0; WORDS];
         for (word, part) in words.chunks_exact_mut(8).zip(parts) {
             word.copy_from_slice(&part.to_le_bytes());
@@ -210,7 +221,7 @@ impl<'d, 'b> ShardedBuilder<'d, 'b> {
             "the parameters",
             "the other variables",
             "the units",
-            "`sync_from_rank0`",
+            "`sync_from_rank0` or `overlap`",
         ];
         for (rank, record) in records.iter().enumerate() {
             let differs = |(ours, theirs): (&[u8], &[u8])| ours != theirs;

@@ -10,11 +10,13 @@ mod build;
 mod checkpoint;
 mod norm;
 mod param;
+mod transfer;
 
 pub use self::build::{ShardError, ShardedBuilder};
 pub use self::checkpoint::{CheckpointError, Loaded};
 use self::param::Param;
-use crate::dist::{Dist, DistError, Operation, WORDS};
+use self::transfer::Transfers;
+use crate::dist::{Dist, DistError};
 use crate::ffi::{self, ShimError};
 use crate::store::{Parameter, ParameterStore, Shards, Store, UnitKey};
 
@@ -81,6 +83,7 @@ pub struct Sharded<'d> {
     whole: Vec<(String, Tensor)>,
     /// Those of them that are trained.
     ignored: Vec<Parameter>,
+    transfers: Transfers,
     /// The most bytes of gathered parameters at once.
     peak: Cell<u64>,
     gathered: Cell<u64>,
@@ -119,36 +122,6 @@ impl<'d> Sharded<'d> {
     fn params_of(&self, unit: usize) -> impl Iterator<Item = &Param> {
         self.units[unit].params.iter().map(|&i| &self.params[i])
     }
-
-    /// One step with the whole group: what LibTorch gives up in it ends the group.
-    fn together(
-        &self,
-        operation: Operation,
-        unit: usize,
-        step: impl FnOnce() -> Result<(), ShimError>,
-    ) -> Result<(), DistError> {
-        step().map_err(|error| self.dist.lost(operation, Self::number(unit), error))
-    }
-
-    /// Which parameters of a unit have a gradient on any rank.
-    fn agree_on_grads(&self, unit: usize, grads: &[Option<Tensor>]) -> Result<Vec<bool>, DistError> {
-        let mut any = vec![false; grads.len()];
-        let bits = 8 * WORDS;
-        // As many records as it takes for all of them; one, nearly always.
-        for (first, part) in grads.chunks(bits).enumerate().map(|(i, part)| (i * bits, part)) {
-            let mut words = [0; WORDS];
-            for (i, _) in part.iter().enumerate().filter(|(_, grad)| grad.is_some()) {
-                words[i / 8] |= 1 << (i % 8);
-            }
-            let bytes = self.params_of(unit).map(Param::chunk_bytes).sum();
-            for record in self.dist.enter(Operation::Reduce, Self::number(unit), bytes, words)? {
-                for (i, any) in any[first..first + part.len()].iter_mut().enumerate() {
-                    *any |= record.words[i / 8] & (1 << (i % 8)) != 0;
-                }
-            }
-        }
-        Ok(any)
-    }
 }
 
 impl Shards for Sharded<'_> {
@@ -166,14 +139,7 @@ impl Shards for Sharded<'_> {
             if let Some(param) = self.params_of(unit).find(|param| !param.is_own()) {
                 return Err(DistError::Replaced { parameter: param.name.clone() });
             }
-            let bytes = self.params_of(unit).map(Param::chunk_bytes).sum();
-            if !self.units[unit].params.is_empty() {
-                self.dist.enter(Operation::Gather, Self::number(unit), bytes, [0; WORDS])?;
-            }
-            let wholes: Vec<_> = self.params_of(unit).map(Param::room).collect();
-            if let Some(group) = self.dist.group() {
-                self.together(Operation::Gather, unit, || group.gather_pieces(&wholes))?;
-            }
+            let wholes = self.gather(unit)?;
             self.params_of(unit).zip(&wholes).for_each(|(param, whole)| param.become_whole(whole));
             self.gathered.set(self.gathered.get() + self.params_of(unit).map(Param::bytes).sum::<u64>());
             self.peak.set(self.peak.get().max(self.gathered.get()));
@@ -198,26 +164,22 @@ impl Shards for Sharded<'_> {
     }
 
     fn reduce(&self, unit: usize, grads: Vec<Option<Tensor>>) -> Result<(), DistError> {
-        let any = self.agree_on_grads(unit, &grads)?;
-        let used = self.params_of(unit).zip(grads).zip(any).filter(|(_, any)| *any);
-        let (params, pieces): (Vec<_>, Vec<_>) = used.map(|((param, grad), _)| (param, param.pieces_of(grad))).unzip();
-        let received = match self.dist.group() {
-            None => pieces,
-            Some(group) => {
-                let received: Vec<_> = pieces.iter().map(Tensor::empty_like).collect();
-                self.together(Operation::Reduce, unit, || group.exchange_pieces(&received, &pieces))?;
-                received
-            }
-        };
-        params.into_iter().zip(&received).for_each(|(param, received)| param.add_mean(received));
-        Ok(())
+        self.exchange(unit, grads)
+    }
+
+    fn prefetch(&self, unit: usize) -> Result<(), DistError> {
+        self.begin_ahead(unit)
     }
 
     fn flush(&self) -> Result<(), DistError> {
+        self.settle_exchange()?;
+        // Parameters that were expected in vain will have other values in the next rollout.
+        self.transfers.forget();
         self.params.iter().try_for_each(Param::flush).map_err(torch("set the gradients"))
     }
 
     fn forget(&self) {
+        self.transfers.forget();
         self.params.iter().for_each(Param::forget);
     }
 

@@ -9,6 +9,7 @@ use tch::Tensor;
 use super::error::{Result, differs, io, torch};
 use super::file::{Item, Reader, Writer, sort, sync_folder};
 use crate::dist::{DistError, Operation};
+use crate::ffi::Works;
 use crate::sharded::{Param, Sharded};
 
 /// A variable of the model.
@@ -158,7 +159,7 @@ impl Sharded<'_> {
         let whole = param.room();
         if let Some(group) = self.dist.group() {
             let gathered = group.gather_pieces(std::slice::from_ref(&whole));
-            gathered.map_err(|error| self.dist.lost(operation, None, error))?;
+            gathered.and_then(Works::wait).map_err(|error| self.dist.lost(operation, None, error))?;
         }
         Ok(whole.narrow(0, 0, param.numel).view(&param.shape[..]))
     }
