@@ -104,6 +104,6 @@ pub use registry::{BlockInfo, blocks};
 pub use replay_macros::replay_block;
 pub use report::{BlockReport, RolloutReport};
 pub use rollout::{Rollout, RolloutBuilder};
-pub use sharded::{CheckpointError, Loaded, ShardError, Sharded, ShardedBuilder};
+pub use sharded::{CheckpointError, Loaded, MemoryReport, ShardError, Sharded, ShardedBuilder};
 pub use store::ParameterStore;
 pub use torch_error::TorchError;

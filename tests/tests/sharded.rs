@@ -294,5 +294,5 @@ fn check_windows(dist: &Dist, early_stop: bool, overlap: bool) {
         .sum::<usize>();
     let head =
         whole.iter().filter(|(name, _)| name.starts_with("head")).map(|(_, whole)| whole.numel() * 4).sum::<usize>();
-    assert_eq!(sharded.gathered_peak(), (largest + head) as u64);
+    assert_eq!(sharded.memory_report().gathered_peak, (largest + head) as u64);
 }

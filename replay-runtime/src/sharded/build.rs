@@ -6,7 +6,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use tch::{Device, Kind, Tensor, nn};
 
-use super::param::Param;
+use super::param::{Mixed, Param};
 use super::transfer::Transfers;
 use super::{RESIDENT, Sharded, Unit};
 use crate::dist::{Dist, DistError, Operation, WORDS};
@@ -22,6 +22,7 @@ pub struct ShardedBuilder<'d, 'b> {
     ignored: Vec<String>,
     sync: bool,
     overlap: bool,
+    mixed: Option<Mixed>,
 }
 
 /// A store that cannot be cut as it was asked for.
@@ -70,6 +71,15 @@ pub enum ShardError {
         what: String,
     },
 
+    /// A kind that parameters or gradients cannot be sent in.
+    #[error(
+        "parameters and gradients cannot be sent as {kind:?}\ntake Float, Double or BFloat16: those need no scaled loss"
+    )]
+    Mixed {
+        /// The kind.
+        kind: Kind,
+    },
+
     /// The processes disagree, or one is gone.
     #[error(transparent)]
     Dist(#[from] DistError),
@@ -77,7 +87,7 @@ pub enum ShardError {
 
 impl<'d, 'b> ShardedBuilder<'d, 'b> {
     pub(super) fn new(dist: &'d Dist, vs: &'b nn::VarStore) -> Self {
-        Self { dist, vs, units: Vec::new(), ignored: Vec::new(), sync: true, overlap: false }
+        Self { dist, vs, units: Vec::new(), ignored: Vec::new(), sync: true, overlap: false, mixed: None }
     }
 
     /// The parameters whose names begin with `prefix.` are whole only while a block of `block` runs: one that is a method of
@@ -111,6 +121,14 @@ impl<'d, 'b> ShardedBuilder<'d, 'b> {
         self
     }
 
+    /// Mixed precision: a unit's parameters are sent, and are whole, in the kind `param`, in which its blocks compute; gradients are sent
+    /// in the kind `reduce`, and added up in f32 (f64 for f64). Pieces, and what the optimizer does to them, keep their own kind.
+    /// Inputs and buffers are the caller's concern. Default: all in the parameter's own kind.
+    pub fn mixed(mut self, param: Kind, reduce: Kind) -> Self {
+        self.mixed = Some(Mixed { param, reduce });
+        self
+    }
+
     /// Compares what all processes have built, and cuts the parameters. Collective.
     ///
     /// # Errors
@@ -120,6 +138,7 @@ impl<'d, 'b> ShardedBuilder<'d, 'b> {
         named.sort_by(|a, b| a.0.cmp(&b.0));
         let groups = store::groups(self.vs);
         self.check_prefixes(&named)?;
+        self.check_mixed()?;
         let mut seen = HashSet::new();
         let (mut cut, mut whole, mut ignored) = (Vec::new(), Vec::new(), Vec::new());
         for (name, tensor) in named {
@@ -141,7 +160,7 @@ impl<'d, 'b> ShardedBuilder<'d, 'b> {
         let by_key = self.units.iter().enumerate().map(|(i, (_, key))| (*key, i + 1)).collect();
         let param = |(name, tensor)| {
             let group = groups[&ffi::identity(&tensor)];
-            Param::new(name, tensor, group, self.dist)
+            Param::new(name, tensor, group, self.mixed, self.dist)
         };
         let params = cut.into_iter().map(param).collect();
         Ok(Sharded {
@@ -155,6 +174,12 @@ impl<'d, 'b> ShardedBuilder<'d, 'b> {
             peak: Cell::new(0),
             gathered: Cell::new(0),
         })
+    }
+
+    fn check_mixed(&self) -> Result<(), ShardError> {
+        let kinds = self.mixed.iter().flat_map(|mixed| [mixed.param, mixed.reduce]);
+        let refused = kinds.into_iter().find(|kind| !matches!(kind, Kind::Float | Kind::Double | Kind::BFloat16));
+        refused.map_or(Ok(()), |kind| Err(ShardError::Mixed { kind }))
     }
 
     fn check_prefixes(&self, named: &[(String, Tensor)]) -> Result<(), ShardError> {
@@ -210,7 +235,13 @@ impl<'d, 'b> ShardedBuilder<'d, 'b> {
         let units: Vec<_> = units.iter().map(|unit| (&unit.name, &unit.params)).collect();
         let (params, whole) = (variables(params), variables(whole));
         let version = (env!("CARGO_PKG_VERSION"), ffi::library_version().unwrap_or_default());
-        let parts = [hash(&version), hash(&params), hash(&whole), hash(&units), hash(&(self.sync, self.overlap))];
+        let parts = [
+            hash(&version),
+            hash(&params),
+            hash(&whole),
+            hash(&units),
+            hash(&(self.sync, self.overlap, format!("{:?}", self.mixed))),
+        ];
         let mut words = [0; WORDS];
         for (word, part) in words.chunks_exact_mut(8).zip(parts) {
             word.copy_from_slice(&part.to_le_bytes());
@@ -221,7 +252,7 @@ impl<'d, 'b> ShardedBuilder<'d, 'b> {
             "the parameters",
             "the other variables",
             "the units",
-            "`sync_from_rank0` or `overlap`",
+            "`sync_from_rank0`, `overlap` or `mixed`",
         ];
         for (rank, record) in records.iter().enumerate() {
             let differs = |(ours, theirs): (&[u8], &[u8])| ours != theirs;

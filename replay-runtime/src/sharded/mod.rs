@@ -8,12 +8,14 @@ use tch::{Tensor, nn};
 
 mod build;
 mod checkpoint;
+mod memory;
 mod norm;
 mod param;
 mod transfer;
 
 pub use self::build::{ShardError, ShardedBuilder};
 pub use self::checkpoint::{CheckpointError, Loaded};
+pub use self::memory::MemoryReport;
 use self::param::Param;
 use self::transfer::Transfers;
 use crate::dist::{Dist, DistError};
@@ -108,11 +110,6 @@ impl<'d> Sharded<'d> {
             // A field that is set to nothing cannot be refused.
             let _ = ffi::set_grad(&param.tensor, None);
         }
-    }
-
-    /// The most bytes of whole parameters that this process has held at once beside the pieces.
-    pub fn gathered_peak(&self) -> u64 {
-        self.peak.get()
     }
 
     fn number(unit: usize) -> Option<u32> {

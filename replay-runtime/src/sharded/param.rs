@@ -18,6 +18,8 @@ pub(super) struct Param {
     pub(super) group: usize,
     pub(super) shape: Vec<i64>,
     pub(super) kind: Kind,
+    /// In which blocks compute with it, and in which its gradient is sent.
+    pub(super) mixed: Mixed,
     pub(super) numel: i64,
     pub(super) chunk: i64,
     /// This rank's elements, and zeros up to `chunk`.
@@ -28,6 +30,13 @@ pub(super) struct Param {
     world: i64,
     /// This rank's piece of the gradient so far, in this rollout.
     sum: RefCell<Option<Tensor>>,
+}
+
+/// Kinds of a parameter on its ways.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Mixed {
+    pub(super) param: Kind,
+    pub(super) reduce: Kind,
 }
 
 fn chunk_of(numel: i64, world: i64) -> i64 {
@@ -43,10 +52,11 @@ pub(super) fn cut(numel: i64, rank: i64, world: i64) -> (i64, i64) {
 
 impl Param {
     /// Cuts the tensor, whose values are the same on all ranks.
-    pub(super) fn new(name: String, tensor: Tensor, group: usize, dist: &Dist) -> Self {
+    pub(super) fn new(name: String, tensor: Tensor, group: usize, mixed: Option<Mixed>, dist: &Dist) -> Self {
         let count = |ranks: usize| i64::try_from(ranks).expect("processes are few");
         let (rank, world) = (count(dist.rank()), count(dist.world()));
         let (shape, kind) = (tensor.size(), tensor.kind());
+        let mixed = mixed.unwrap_or(Mixed { param: kind, reduce: kind });
         let numel = shape.iter().product::<i64>();
         let chunk = chunk_of(numel, world);
         let (first, own) = cut(numel, rank, world);
@@ -59,20 +69,43 @@ impl Param {
             piece.narrow(0, 0, own).copy_(&tensor.detach().reshape(-1).narrow(0, first, own));
             piece
         });
-        let param =
-            Self { name, tensor, group, shape, kind, numel, chunk, piece, own, rank, world, sum: RefCell::default() };
+        let param = Self {
+            name,
+            tensor,
+            group,
+            shape,
+            kind,
+            mixed,
+            numel,
+            chunk,
+            piece,
+            own,
+            rank,
+            world,
+            sum: RefCell::default(),
+        };
         param.shard();
         param
     }
 
-    /// Bytes that the whole has more than the piece.
+    /// Bytes of the whole, and of its gradient.
     pub(super) fn bytes(&self) -> u64 {
-        self.numel.unsigned_abs() * self.kind.elt_size_in_bytes() as u64
+        self.numel.unsigned_abs() * size_of(self.mixed.param)
+    }
+
+    /// Bytes of the piece.
+    pub(super) fn piece_bytes(&self) -> u64 {
+        self.chunk.unsigned_abs() * size_of(self.kind)
     }
 
     /// Bytes that every rank sends to each other one when it is gathered.
-    pub(super) fn chunk_bytes(&self) -> u64 {
-        self.chunk.unsigned_abs() * self.kind.elt_size_in_bytes() as u64
+    pub(super) fn gather_bytes(&self) -> u64 {
+        self.chunk.unsigned_abs() * size_of(self.mixed.param)
+    }
+
+    /// And when its gradient is reduced.
+    pub(super) fn reduce_bytes(&self) -> u64 {
+        self.chunk.unsigned_abs() * size_of(self.mixed.reduce)
     }
 
     /// Where this rank's elements begin.
@@ -95,13 +128,13 @@ impl Param {
         self.tensor.size() == [self.own] && (self.own == 0 || self.tensor.data_ptr() == self.piece.data_ptr())
     }
 
-    /// Room for the whole, in which the own piece is; in a world of one the piece is the whole.
-    pub(super) fn room(&self) -> Tensor {
-        if self.world == 1 {
-            return self.piece.shallow_clone();
-        }
+    /// Room for the whole, in which the own piece is; in a world of one the piece is the whole, if it is of that kind.
+    pub(super) fn room(&self, kind: Kind) -> Tensor {
         tch::no_grad(|| {
-            let whole = Tensor::empty([self.chunk * self.world], (self.kind, self.piece.device()));
+            if self.world == 1 {
+                return self.piece.to_kind(kind);
+            }
+            let whole = Tensor::empty([self.chunk * self.world], (kind, self.piece.device()));
             whole.narrow(0, self.rank * self.chunk, self.chunk).copy_(&self.piece);
             whole
         })
@@ -115,11 +148,12 @@ impl Param {
     /// A gradient as pieces for all ranks; zeros where there is none.
     pub(super) fn pieces_of(&self, grad: Option<Tensor>) -> Tensor {
         let size = self.chunk * self.world;
+        let kind = self.mixed.reduce;
         let flat = grad.map(|grad| grad.reshape(-1));
         tch::no_grad(|| match flat {
-            Some(flat) if self.numel == size => flat,
+            Some(flat) if self.numel == size => flat.to_kind(kind),
             flat => {
-                let padded = Tensor::zeros([size], (self.kind, self.piece.device()));
+                let padded = Tensor::zeros([size], (kind, self.piece.device()));
                 if let Some(flat) = flat {
                     padded.narrow(0, 0, self.numel).copy_(&flat);
                 }
@@ -164,4 +198,8 @@ impl Param {
     pub(super) fn forget(&self) {
         self.sum.take();
     }
+}
+
+fn size_of(kind: Kind) -> u64 {
+    kind.elt_size_in_bytes() as u64
 }

@@ -65,11 +65,11 @@ impl Sharded<'_> {
     }
 
     fn begin_gather(&self, unit: usize) -> Result<Gather, DistError> {
-        let bytes = self.params_of(unit).map(Param::chunk_bytes).sum();
+        let bytes = self.params_of(unit).map(Param::gather_bytes).sum();
         if !self.units[unit].params.is_empty() {
             self.dist.enter(Operation::Gather, Self::number(unit), bytes, [0; WORDS])?;
         }
-        let wholes: Vec<_> = self.params_of(unit).map(Param::room).collect();
+        let wholes: Vec<_> = self.params_of(unit).map(|param| param.room(param.mixed.param)).collect();
         let works = self.dist.group().map(|group| group.gather_pieces(&wholes)).transpose();
         let works = works.map_err(|error| self.dist.lost(Operation::Gather, Self::number(unit), error))?;
         Ok(Gather { unit, wholes, works })
@@ -123,7 +123,7 @@ impl Sharded<'_> {
             for (i, _) in part.iter().enumerate().filter(|(_, grad)| grad.is_some()) {
                 words[i / 8] |= 1 << (i % 8);
             }
-            let bytes = self.params_of(unit).map(Param::chunk_bytes).sum();
+            let bytes = self.params_of(unit).map(Param::reduce_bytes).sum();
             for record in self.dist.enter(Operation::Reduce, Self::number(unit), bytes, words)? {
                 for (i, any) in any[first..first + part.len()].iter_mut().enumerate() {
                     *any |= record.words[i / 8] & (1 << (i % 8)) != 0;

@@ -156,7 +156,7 @@ impl Sharded<'_> {
 
     /// One parameter from all ranks' pieces, after a record of all of them.
     fn whole_of(&self, param: &Param, operation: Operation) -> std::result::Result<Tensor, DistError> {
-        let whole = param.room();
+        let whole = param.room(param.kind);
         if let Some(group) = self.dist.group() {
             let gathered = group.gather_pieces(std::slice::from_ref(&whole));
             gathered.and_then(Works::wait).map_err(|error| self.dist.lost(operation, None, error))?;
