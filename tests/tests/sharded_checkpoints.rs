@@ -25,7 +25,7 @@ impl Layer {
     fn forward(&self, x: &Tensor) -> Tensor {
         let h = self.linear.forward(x).tanh().dropout(0.3, true) * &self.scale + &self.ignored;
         let mean = h.detach().mean_dim(0, false, h.kind());
-        tch::no_grad(|| drop(self.mean.shallow_clone().copy_(&(&self.mean * 0.5 + mean))));
+        tch::no_grad(|| self.mean.shallow_clone().copy_(&(&self.mean * 0.5 + mean)));
         x + h + &self.mean * 0.01
     }
 }
@@ -432,7 +432,7 @@ fn a_save_that_is_killed_leaves_nothing() {
         let (saved, mut count) = (model.bits(), 0);
         for entry in fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()) {
             tch::no_grad(|| {
-                model.vs.variables().values().for_each(|variable| drop(variable.shallow_clone().fill_(7.0)))
+                model.vs.variables().values().for_each(|variable| drop(variable.shallow_clone().fill_(7.0)));
             });
             let other = model.bits();
             let loaded = sharded.load_sharded(&entry, None);

@@ -1,12 +1,13 @@
 //! How a store is cut: which parameters belong to which unit, and that all processes have built the same.
 
 use std::cell::Cell;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use tch::{Device, Kind, Tensor, nn};
 
 use super::param::{Mixed, Param};
+use super::ties::{self, Owner};
 use super::transfer::Transfers;
 use super::{RESIDENT, Sharded, Unit};
 use crate::dist::{Dist, DistError, Operation, WORDS};
@@ -48,6 +49,32 @@ pub enum ShardError {
         /// The first unit.
         first: String,
         /// The second unit.
+        second: String,
+    },
+
+    /// One tensor has two names, and a block of the one would not find it whole that comes with the other.
+    #[error(
+        "`{first}` ({first_owner}) and `{second}` ({second_owner}) are one tensor\nall its names must be in one unit, all in none, or all ignored; give a tensor that two blocks use names that are below no unit's"
+    )]
+    Tied {
+        /// The first name.
+        first: String,
+        /// Its unit, or that it has none.
+        first_owner: String,
+        /// The second name.
+        second: String,
+        /// Its unit, or that it has none.
+        second_owner: String,
+    },
+
+    /// Two variables share memory, and one of them was to be cut: then they would share it no more.
+    #[error(
+        "variables `{first}` and `{second}` share memory, as views of one tensor do, and pieces cannot\nmake one of them a copy, give the store the same tensor under both names, or leave both whole with `ignore`"
+    )]
+    SharedMemory {
+        /// The first variable.
+        first: String,
+        /// The second variable.
         second: String,
     },
 
@@ -139,22 +166,27 @@ impl<'d, 'b> ShardedBuilder<'d, 'b> {
         let groups = store::groups(self.vs);
         self.check_prefixes(&named)?;
         self.check_mixed()?;
-        let mut seen = HashSet::new();
-        let (mut cut, mut whole, mut ignored) = (Vec::new(), Vec::new(), Vec::new());
-        for (name, tensor) in named {
-            let group = groups.get(&ffi::identity(&tensor));
-            if group.is_none() || self.ignored.iter().any(|prefix| is_under(&name, prefix)) {
+        ties::check(&named, |name, tensor| self.owner(name, groups.contains_key(&ffi::identity(tensor))))?;
+        let mut numbers = HashMap::new();
+        let (mut cut, mut aliases, mut whole, mut ignored) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        for (name, tensor) in named.iter().map(|(name, tensor)| (name.clone(), tensor.shallow_clone())) {
+            let identity = ffi::identity(&tensor);
+            let group = groups.get(&identity);
+            if group.is_none() || self.is_ignored(&name) {
                 if let Some(&group) = group {
                     ignored.push(Parameter { name: name.clone(), tensor: tensor.shallow_clone(), group });
                 }
                 whole.push((name, tensor));
-            } else if seen.insert(ffi::identity(&tensor)) {
+            } else if let Some(&number) = numbers.get(&identity) {
+                aliases.push((name, number));
+            } else {
                 check_parameter(&name, &tensor)?;
+                numbers.insert(identity, cut.len());
                 cut.push((name, tensor));
             }
         }
         let units = self.claim(&cut)?;
-        self.agree(&cut, &whole, &units, &groups)?;
+        self.agree(&cut, &aliases, &whole, &units, &groups)?;
         self.sync(cut.iter().chain(&whole).map(|(_, tensor)| tensor))?;
         self.dist.name_units(units.iter().map(|unit| unit.name.clone()).collect());
         let by_key = self.units.iter().enumerate().map(|(i, (_, key))| (*key, i + 1)).collect();
@@ -166,6 +198,7 @@ impl<'d, 'b> ShardedBuilder<'d, 'b> {
         Ok(Sharded {
             dist: self.dist,
             params,
+            aliases,
             units,
             by_key,
             whole,
@@ -199,19 +232,39 @@ impl<'d, 'b> ShardedBuilder<'d, 'b> {
         Ok(())
     }
 
+    fn is_ignored(&self, name: &str) -> bool {
+        self.ignored.iter().any(|prefix| is_under(name, prefix))
+    }
+
+    /// The one unit that a parameter of that name belongs to.
+    fn unit_of(&self, name: &str) -> Result<Option<usize>, ShardError> {
+        let mut owners = self.units.iter().enumerate().filter(|(_, (prefix, _))| is_under(name, prefix));
+        match (owners.next(), owners.next()) {
+            (Some((_, (first, _))), Some((_, (second, _)))) => {
+                let (parameter, first, second) = (name.to_owned(), first.clone(), second.clone());
+                Err(ShardError::Claimed { parameter, first, second })
+            }
+            (owner, _) => Ok(owner.map(|(at, _)| at)),
+        }
+    }
+
+    fn owner(&self, name: &str, trainable: bool) -> Result<Owner<'_>, ShardError> {
+        if !trainable {
+            return Ok(Owner::Buffer);
+        }
+        if self.is_ignored(name) {
+            return Ok(Owner::Ignored);
+        }
+        Ok(self.unit_of(name)?.map_or(Owner::Resident, |at| Owner::Unit(&self.units[at].0)))
+    }
+
     /// Which parameters belong to which unit; the resident one is the first.
     fn claim(&self, params: &[(String, Tensor)]) -> Result<Vec<Unit>, ShardError> {
         let unit = |name: &str| Unit { name: name.to_owned(), params: Vec::new(), open: Cell::new(0) };
         let mut units: Vec<_> =
             std::iter::once("resident").chain(self.units.iter().map(|(name, _)| name.as_str())).map(unit).collect();
         for (i, (name, _)) in params.iter().enumerate() {
-            let mut owners = self.units.iter().enumerate().filter(|(_, (prefix, _))| is_under(name, prefix));
-            let owner = owners.next();
-            if let (Some((_, (first, _))), Some((_, (second, _)))) = (owner, owners.next()) {
-                let (parameter, first, second) = (name.clone(), first.clone(), second.clone());
-                return Err(ShardError::Claimed { parameter, first, second });
-            }
-            units[owner.map_or(RESIDENT, |(at, _)| at + 1)].params.push(i);
+            units[self.unit_of(name)?.map_or(RESIDENT, |at| at + 1)].params.push(i);
         }
         Ok(units)
     }
@@ -220,6 +273,7 @@ impl<'d, 'b> ShardedBuilder<'d, 'b> {
     fn agree(
         &self,
         params: &[(String, Tensor)],
+        aliases: &[(String, usize)],
         whole: &[(String, Tensor)],
         units: &[Unit],
         groups: &HashMap<usize, usize>,
@@ -237,7 +291,7 @@ impl<'d, 'b> ShardedBuilder<'d, 'b> {
         let version = (env!("CARGO_PKG_VERSION"), ffi::library_version().unwrap_or_default());
         let parts = [
             hash(&version),
-            hash(&params),
+            hash(&(params, aliases)),
             hash(&whole),
             hash(&units),
             hash(&(self.sync, self.overlap, format!("{:?}", self.mixed))),

@@ -11,6 +11,7 @@ mod checkpoint;
 mod memory;
 mod norm;
 mod param;
+mod ties;
 mod transfer;
 
 pub use self::build::{ShardError, ShardedBuilder};
@@ -78,6 +79,8 @@ struct Unit {
 pub struct Sharded<'d> {
     dist: &'d Dist,
     params: Vec<Param>,
+    /// Further names of parameters, each with the parameter's number.
+    aliases: Vec<(String, usize)>,
     /// The first is the resident one.
     units: Vec<Unit>,
     by_key: HashMap<UnitKey, usize>,

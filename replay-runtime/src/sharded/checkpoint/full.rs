@@ -78,8 +78,11 @@ impl Sharded<'_> {
         let variables = self.variables();
         let open = || {
             self.check_closed()?;
-            let reader = (self.dist.rank() == 0).then(|| Reader::open(path)).transpose()?;
-            reader.iter().try_for_each(|reader| check(path, reader, &variables))?;
+            let mut reader = (self.dist.rank() == 0).then(|| Reader::open(path)).transpose()?;
+            if let Some(reader) = &mut reader {
+                check(path, reader, &variables)?;
+                self.check_ties(path, reader)?;
+            }
             Ok(reader)
         };
         let (mut reader, mut so_far) = match open() {
@@ -144,14 +147,27 @@ impl Sharded<'_> {
 
     /// In the order of a file.
     fn variables(&self) -> Vec<(Item, Variable<'_>)> {
-        let cut = self.params.iter().map(|param| {
-            let (name, kind, shape) = (param.name.clone(), param.kind, param.shape.clone());
-            (Item { name, kind, shape }, Variable::Cut(param))
-        });
+        let named = self.params.iter().map(|param| (&param.name, param));
+        let named = named.chain(self.aliases.iter().map(|(name, number)| (name, &self.params[*number])));
+        let cut = named.map(|(name, param)| (item(name, param), Variable::Cut(param)));
         let whole = self.whole.iter().map(|(name, tensor)| (Item::of(name.clone(), tensor), Variable::Whole(tensor)));
         let mut all: Vec<_> = cut.chain(whole).collect();
         sort(&mut all, |(item, _)| item);
         all
+    }
+
+    /// Whether a file says the same under all names of one parameter.
+    fn check_ties(&self, path: &Path, reader: &mut Reader) -> Result<()> {
+        for (name, number) in &self.aliases {
+            let param = &self.params[*number];
+            let [first, second] = [&param.name, name].map(|name| read(reader, &item(name, param)));
+            if !first?.allclose(&second?, 0.0, 0.0, true) {
+                let difference =
+                    format!("its `{}` and `{name}` differ, and are one parameter in the model", param.name);
+                return Err(differs(path, difference));
+            }
+        }
+        Ok(())
     }
 
     /// One parameter from all ranks' pieces, after a record of all of them.
@@ -163,6 +179,11 @@ impl Sharded<'_> {
         }
         Ok(whole.narrow(0, 0, param.numel).view(&param.shape[..]))
     }
+}
+
+/// A parameter as it is in a file.
+fn item(name: &str, param: &Param) -> Item {
+    Item { name: name.to_owned(), kind: param.kind, shape: param.shape.clone() }
 }
 
 /// Whether a file has all that the model has.

@@ -118,6 +118,7 @@ impl Sharded<'_> {
     ///
     /// # Errors
     /// See [`CheckpointError`]: of any rank, on all ranks, before anything is changed.
+    #[expect(clippy::missing_panics_doc, reason = "where nothing was found `all_done` is an error")]
     pub fn load_sharded(&mut self, path: impl AsRef<Path>, optimizer: Option<&mut Optimizer>) -> Result<Loaded> {
         let source = self.check_closed().and_then(|()| Source::open(path.as_ref()));
         let source = source.and_then(|source| self.check_fits(&source, optimizer.as_deref()).map(|()| source));
@@ -150,6 +151,7 @@ impl Sharded<'_> {
     fn check_fits(&self, source: &Source, optimizer: Option<&Optimizer>) -> Result<()> {
         let (folder, meta) = (&source.folder, &source.meta);
         let (parameters, others) = self.shapes();
+        same_ties(folder, &self.ties(), &meta.ties)?;
         same(folder, "parameter", &parameters, &meta.parameters)?;
         same(folder, "variable", &others, &meta.others)?;
         let Some(optimizer) = optimizer else { return Ok(()) };
@@ -252,6 +254,24 @@ impl Sharded<'_> {
             ffi::set_generator_bytes(Device::Cpu, generator).map_err(torch("set the random number generator"))?;
         }
         Ok(())
+    }
+}
+
+fn same_ties(folder: &Path, ours: &BTreeMap<String, String>, theirs: &BTreeMap<String, String>) -> Result<()> {
+    let only = |of: &BTreeMap<String, String>, and_not: &BTreeMap<String, String>| {
+        of.iter()
+            .find(|(name, first)| and_not.get(*name) != Some(first))
+            .map(|(name, first)| (name.clone(), first.clone()))
+    };
+    if let Some((name, first)) = only(theirs, ours) {
+        let difference = format!("its `{name}` is another name of `{first}`, and the model's is not");
+        return Err(differs(folder, difference));
+    }
+    match only(ours, theirs) {
+        Some((name, first)) => {
+            Err(differs(folder, format!("the model's `{name}` is another name of `{first}`, and its own is not")))
+        }
+        None => Ok(()),
     }
 }
 

@@ -23,6 +23,9 @@ pub(super) struct Meta {
     pub(super) bytes: Vec<u64>,
     /// In pieces.
     pub(super) parameters: BTreeMap<String, Shape>,
+    /// Further names of those, and under which name they are saved.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(super) ties: BTreeMap<String, String>,
     /// Whole in each rank's file.
     pub(super) others: BTreeMap<String, Shape>,
     pub(super) optimizer: Option<OptimizerMeta>,
@@ -54,8 +57,8 @@ pub(super) struct StateMeta {
 
 impl Meta {
     pub(super) fn new(id: String, step: u64, bytes: Vec<u64>) -> Self {
-        let (parameters, others) = (BTreeMap::new(), BTreeMap::new());
-        Self { format: FORMAT, id, world: bytes.len(), step, bytes, parameters, others, optimizer: None }
+        let (parameters, ties, others) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        Self { format: FORMAT, id, world: bytes.len(), step, bytes, parameters, ties, others, optimizer: None }
     }
 
     pub(super) fn read(folder: &Path) -> Result<Self> {

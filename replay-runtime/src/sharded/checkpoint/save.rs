@@ -138,13 +138,14 @@ impl Sharded<'_> {
         let path = place.work.join(rank_file(self.dist.rank()));
         let written = self.contents(known.as_ref(), optimizer).and_then(|contents| {
             let own = known.as_ref().map(|known| &known.own);
-            write(&path, contents, notes(&id, own))
+            write(&path, contents, &notes(&id, own))
         });
         let bytes = self.all_done(Operation::Save, written.map(|bytes| [bytes]))?;
         let published = if self.dist.rank() == 0 {
             let mut meta = Meta::new(id, step, bytes.iter().map(|[bytes]| *bytes).collect());
             meta.optimizer = known.map(|known| known.shared);
             (meta.parameters, meta.others) = self.shapes();
+            meta.ties = self.ties();
             place.publish(&meta)
         } else {
             Ok(())
@@ -158,6 +159,11 @@ impl Sharded<'_> {
         let cut = self.params.iter().map(|param| (param.name.clone(), shape(&param.shape, param.kind)));
         let whole = self.whole.iter().map(|(name, tensor)| (name.clone(), shape(&tensor.size(), tensor.kind())));
         (cut.collect(), whole.collect())
+    }
+
+    /// Further names of parameters, and under which name they are saved.
+    pub(super) fn ties(&self) -> BTreeMap<String, String> {
+        self.aliases.iter().map(|(name, number)| (name.clone(), self.params[*number].name.clone())).collect()
     }
 
     fn known_by(&self, optimizer: &Optimizer) -> Result<Known> {
@@ -213,9 +219,9 @@ fn notes(id: &str, own: Option<&BTreeMap<String, StateMeta>>) -> HashMap<String,
     own.into_iter().chain([(ID.to_owned(), id.to_owned())]).collect()
 }
 
-fn write(path: &Path, mut contents: Vec<Content>, notes: HashMap<String, String>) -> Result<u64> {
+fn write(path: &Path, mut contents: Vec<Content>, notes: &HashMap<String, String>) -> Result<u64> {
     sort(&mut contents, |content| &content.item);
-    let mut writer = Writer::create(path, contents.iter().map(|content| &content.item), &notes)?;
+    let mut writer = Writer::create(path, contents.iter().map(|content| &content.item), notes)?;
     contents.iter().try_for_each(|content| writer.write(&content.tensor))?;
     writer.finish()
 }
