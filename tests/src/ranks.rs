@@ -71,11 +71,40 @@ pub fn case() -> String {
     std::env::var(CASE).unwrap_or_default()
 }
 
+/// This program's file.
+///
+/// # Panics
+/// If it is gone.
+#[must_use]
+pub fn program() -> PathBuf {
+    std::env::current_exe().expect("this program has a file")
+}
+
+/// What makes this program run one test alone, here and now.
+#[must_use]
+pub fn only(test: &str) -> [&str; 5] {
+    [test, "--exact", "--nocapture", "--test-threads=1", "--include-ignored"]
+}
+
 /// Starts `test` as each rank of `world` for that case, and waits for all; `meddle` is called again and again meanwhile with the time.
 ///
 /// # Panics
 /// If they cannot be started, or do not end in time.
-pub fn run(test: &str, case: &str, world: usize, mut meddle: impl FnMut(&mut [Child], Duration)) -> Vec<Ended> {
+pub fn run(test: &str, case: &str, world: usize, meddle: impl FnMut(&mut [Child], Duration)) -> Vec<Ended> {
+    run_by(test, case, world, |_| Command::new(program()), meddle)
+}
+
+/// [`run`] by another command for each rank, which must start [`program`].
+///
+/// # Panics
+/// As `run` does.
+pub fn run_by(
+    test: &str,
+    case: &str,
+    world: usize,
+    start: impl Fn(usize) -> Command,
+    mut meddle: impl FnMut(&mut [Child], Duration),
+) -> Vec<Ended> {
     static RUN: AtomicUsize = AtomicUsize::new(0);
     let name = format!("replay-{}-{}", std::process::id(), RUN.fetch_add(1, Ordering::Relaxed));
     let folder = std::env::temp_dir().join(name);
@@ -85,8 +114,8 @@ pub fn run(test: &str, case: &str, world: usize, mut meddle: impl FnMut(&mut [Ch
     let mut children: Vec<_> = (0..world)
         .map(|rank| {
             let output = std::fs::File::create(&outputs[rank]).expect("a file for its output");
-            let mut command = Command::new(std::env::current_exe().expect("this program has a file"));
-            command.args([test, "--exact", "--nocapture", "--test-threads=1"]);
+            let mut command = start(rank);
+            command.args(only(test));
             command.env(RANK, rank.to_string()).env(WORLD, world.to_string()).env(PLACE, folder.join("store"));
             command.env(CASE, case).env("RUST_BACKTRACE", "0").env("OMP_NUM_THREADS", "1").stdin(Stdio::null());
             command.stderr(output.try_clone().expect("two handles to it")).stdout(output);

@@ -7,6 +7,9 @@ use super::{DistBuilder, DistError};
 /// The variables by name.
 pub(super) type Lookup<'v> = &'v dyn Fn(&str) -> Option<String>;
 
+/// Gloo's own variable.
+const INTERFACE: &str = "GLOO_SOCKET_IFNAME";
+
 /// The builder for what the variables say.
 pub(super) fn read(lookup: Lookup<'_>) -> Result<DistBuilder, DistError> {
     let (rank, world) = (number(lookup, "RANK")?, number(lookup, "WORLD_SIZE")?);
@@ -21,6 +24,21 @@ pub(super) fn read(lookup: Lookup<'_>) -> Result<DistBuilder, DistError> {
     // A restarted group must not read the notes of the one before.
     let of_run = ["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"].map(|name| lookup(name).unwrap_or_default());
     Ok(builder.prefix(&format!("replay/{}/{}", of_run[0], of_run[1])))
+}
+
+/// What to look at first where ranks on several machines do not find each other: left to itself, Gloo takes the address that the
+/// machine's own name stands for, and where that is none of the machine's, the one that leads nowhere else. Empty on one machine.
+pub(super) fn network(lookup: Lookup<'_>) -> String {
+    let count = |name: &str| lookup(name).and_then(|text| text.parse::<usize>().ok());
+    let agents = count("GROUP_WORLD_SIZE").is_some_and(|machines| machines > 1);
+    let local = count("LOCAL_WORLD_SIZE").zip(count("WORLD_SIZE")).is_some_and(|(local, all)| local < all);
+    if !agents && !local {
+        return String::new();
+    }
+    let now = lookup(INTERFACE).map_or_else(|| "not set".to_owned(), |name| format!("`{name}`"));
+    format!(
+        "\nthe ranks are on several machines: {INTERFACE}, here {now}, must name the network interface that leads to the others, on each machine its own"
+    )
 }
 
 fn missing(variable: &'static str) -> DistError {
@@ -71,6 +89,24 @@ mod tests {
         let builder = with(&[("WORLD_SIZE", Some("1")), ("RANK", Some("0")), ("MASTER_ADDR", None)]).unwrap();
         assert_eq!((builder.world, builder.place), (1, None));
         assert_eq!(with(&[("LOCAL_RANK", None)]).unwrap().local_rank, 1);
+    }
+
+    #[test]
+    fn several_machines_are_told_to_name_their_network() {
+        let advice = |variables: &[(&str, &str)]| {
+            let found = |name: &str| variables.iter().find(|(known, _)| *known == name);
+            network(&|name| found(name).map(|(_, value)| (*value).to_owned()))
+        };
+        for one in [&[][..], &[("GROUP_WORLD_SIZE", "1"), ("LOCAL_WORLD_SIZE", "2"), ("WORLD_SIZE", "2")]] {
+            assert_eq!(advice(one), "");
+        }
+        for several in
+            [[("GROUP_WORLD_SIZE", "2"), ("WORLD_SIZE", "2")], [("LOCAL_WORLD_SIZE", "2"), ("WORLD_SIZE", "4")]]
+        {
+            assert!(advice(&several).contains("GLOO_SOCKET_IFNAME, here not set, must name"));
+        }
+        let text = advice(&[("GROUP_WORLD_SIZE", "2"), ("GLOO_SOCKET_IFNAME", "lo")]);
+        assert!(text.contains("GLOO_SOCKET_IFNAME, here `lo`, must name"), "{text}");
     }
 
     #[test]

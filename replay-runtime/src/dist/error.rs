@@ -46,7 +46,7 @@ pub enum DistError {
 
     /// The ranks did not find each other.
     #[error(
-        "rank {rank} of {world} found no group within {wait:?}: {source}\nare all ranks running, and does `{place}` lead to the same one from each of them?"
+        "rank {rank} of {world} found no group within {wait:?}: {source}\nare all ranks running, and does `{place}` lead to the same one from each of them?{network}"
     )]
     Connect {
         /// This rank.
@@ -57,6 +57,8 @@ pub enum DistError {
         wait: Duration,
         /// Where it looked.
         place: String,
+        /// What to look at where the ranks are on several machines; else empty.
+        network: String,
         /// What LibTorch said.
         source: Box<TorchError>,
     },

@@ -132,6 +132,7 @@ impl DistBuilder {
             world,
             wait,
             place: text.clone(),
+            network: env::network(&|name| std::env::var(name).ok()),
             source: Box::new(source.into()),
         };
         Group::new(&store.map_err(failed)?, &self.prefix, rank, world, self.timeout).map_err(failed)
