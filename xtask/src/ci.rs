@@ -6,18 +6,19 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 
 use crate::environment::Environment;
-use crate::{cargo, libtorch, unsafe_check};
+use crate::{cargo, libtorch, symbols, unsafe_check};
 
 type Step = fn(&Environment) -> Result<()>;
 
 /// Each step with its heading.
-const STEPS: [(&str, Step); 7] = [
+const STEPS: [(&str, Step); 8] = [
     ("format", format),
     ("where `unsafe` stands", |env| unsafe_check::run(&env.root)),
     ("LibTorch", |env| libtorch::ensure(env, libtorch::Flavour::Cpu).map(drop)),
     ("lints", lints),
     ("documentation", documentation),
     ("documentation without LibTorch", documentation_without_libtorch),
+    ("what the C++ shim defines", symbols::run),
     ("tests: cargo xtask test", |env| crate::test(env, &[])),
 ];
 

@@ -11,6 +11,7 @@ mod environment;
 mod libtorch;
 mod sharded;
 mod soak;
+mod symbols;
 mod unsafe_check;
 
 use std::ffi::OsString;
@@ -60,7 +61,7 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
-    /// Run all that a change must pass: format, lints, docs, tests, and where `unsafe` may stand.
+    /// Run all that a change must pass: format, lints, docs, tests, where `unsafe` may stand, and what the C++ defines.
     Ci,
     /// Search for faults with random programs and a fuzz target, for as long as it is told.
     Soak(soak::Options),
