@@ -119,6 +119,13 @@ fn every_weakness_of_others_has_its_tests() {
 }
 
 #[test]
+fn every_report_of_sharded_training_has_its_tests() {
+    let rows = table("Public reports of sharded training");
+    assert!(rows.len() >= 14 && rows.iter().all(|row| row[0].contains("](https://github.com/")), "{rows:?}");
+    assert_checked("Public reports of sharded training");
+}
+
+#[test]
 fn the_check_can_fail() {
     let row = |tests: &str, place: &str| check(&["1", "what", tests, place].map(str::to_owned));
     row("`cases::the_check_can_fail`", "CPU").unwrap();
