@@ -239,7 +239,7 @@ fn what_is_frozen_costs_its_piece_alone() {
             // Weight decay has not come to them either, and there is no state of them in a checkpoint.
             let same = layer.base.iter().map(bytes).eq(before);
             assert_eq!(same, frozen);
-            (sharded.gathered_peak(), states(&dist, &sharded, &optimizer))
+            (sharded.memory_report().gathered_peak, states(&dist, &sharded, &optimizer))
         };
         let (of_trained, of_frozen) = (peak(false), peak(true));
         assert_eq!(of_frozen.0, of_trained.0);
