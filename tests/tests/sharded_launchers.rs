@@ -1,6 +1,7 @@
 //! Guarantee *sharded*, however the processes were started: on two hosts, and by torchrun, training has the bits of two processes
 //! of one machine that meet at a file.
 
+use std::io::Write as _;
 use std::process::{Command, Output};
 use std::time::Duration;
 
@@ -47,8 +48,10 @@ fn train(dist: Dist) {
     let mut variables: Vec<_> = vs.variables().into_iter().collect();
     variables.sort_by(|a, b| a.0.cmp(&b.0));
     let values: Vec<_> = variables.iter().flat_map(|(_, variable)| bytes(variable)).collect();
-    // In one write: torchrun's processes share an output.
-    println!("\nBITS of {}: {losses:?} {values:?} END", dist.rank());
+    // In one write, shorter than what a pipe takes at once: torchrun's processes share an output, and `println` writes in parts.
+    let line = format!("\nBITS of {}: {losses:?} {values:?} END\n", dist.rank());
+    assert!(line.len() < 4096);
+    std::io::stderr().write_all(line.as_bytes()).unwrap();
     dist.shutdown().unwrap();
 }
 
