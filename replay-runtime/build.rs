@@ -48,6 +48,12 @@ fn main() {
     if include != Path::new("/usr/include") {
         build.flag(format!("-isystem{}", include.display()));
     }
+    if std::env::var_os("CARGO_FEATURE_NCCL").is_some() {
+        build.define("REPLAY_NCCL", None);
+        for include in nccl_includes() {
+            build.flag(format!("-isystem{}", include.display()));
+        }
+    }
     build
         .cpp(true)
         .std("c++17")
@@ -67,4 +73,22 @@ fn include_dir(lib: &Path) -> PathBuf {
         Some(root) => Path::new(&root).join("include"),
         None => lib.with_file_name("include"),
     }
+}
+
+/// Where the headers of NCCL and of CUDA are.
+fn nccl_includes() -> Vec<PathBuf> {
+    let homes = ["NCCL_HOME", "CUDA_HOME"].map(|home| {
+        println!("cargo::rerun-if-env-changed={home}");
+        std::env::var_os(home).map(PathBuf::from)
+    });
+    let known = [Some(PathBuf::from("/usr/local/cuda")), Some(PathBuf::from("/usr"))];
+    let includes: Vec<_> = homes.into_iter().chain(known).flatten().map(|home| home.join("include")).collect();
+    let found = ["nccl.h", "cuda_runtime_api.h"].map(|header| {
+        let folder = includes.iter().find(|folder| folder.join(header).is_file());
+        folder.unwrap_or_else(|| {
+            panic!("the feature `nccl` needs {header}: set NCCL_HOME and CUDA_HOME to folders whose `include` has it")
+        })
+    });
+    // The compiler knows its own.
+    found.into_iter().filter(|folder| *folder != Path::new("/usr/include")).cloned().collect()
 }

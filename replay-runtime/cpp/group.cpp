@@ -6,6 +6,12 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+// By NCCL's own headers, which LibTorch does not ship: its options have NCCL's by value, so there can be no stubs.
+#ifdef REPLAY_NCCL
+#define USE_C10D_NCCL
+#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+#endif
+
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -27,6 +33,8 @@ struct GroupHandle {
   // By its base class: what the stub headers do not declare is never called.
   c10::intrusive_ptr<c10d::Backend> backend;
   int world;
+  // For tensors on a GPU; null where there is none.
+  c10::intrusive_ptr<c10d::Backend> nccl;
 };
 
 // What was begun. Each work holds the tensors that it reads and writes, and the connections, also where nobody waits for it.
@@ -38,6 +46,12 @@ namespace {
 
 std::chrono::milliseconds milliseconds(int64_t count) {
   return std::chrono::milliseconds(count);
+}
+
+c10d::Backend& backend_of(const GroupHandle& group, const at::Tensor& tensor) {
+  if (tensor.is_cpu()) return *group.backend;
+  TORCH_CHECK(group.nccl, "the group has no backend for ", tensor.device());
+  return *group.nccl;
 }
 
 void wait(const c10::intrusive_ptr<c10d::Work>& work) {
@@ -95,13 +109,32 @@ int replay_group_new(
     auto options = c10d::ProcessGroupGloo::Options::create_default(milliseconds(timeout_ms));
     auto backend = c10::make_intrusive<c10d::ProcessGroupGloo>(
         c10::make_intrusive<c10d::PrefixStore>("gloo", own), rank, world, std::move(options));
-    *out = new replay::GroupHandle{std::move(own), std::move(backend), world};
+    *out = new replay::GroupHandle{std::move(own), std::move(backend), world, nullptr};
   });
 }
 
 void replay_group_free(replay::GroupHandle* group) {
   // Destructors of LibTorch's: they end connections, and wait for no rank.
   delete group;
+}
+
+int replay_group_add_nccl(
+    replay::GroupHandle* group,
+    [[maybe_unused]] int rank,
+    [[maybe_unused]] int device,
+    [[maybe_unused]] int64_t timeout_ms) {
+  return guarded([&] {
+#ifdef REPLAY_NCCL
+    auto options = c10d::ProcessGroupNCCL::Options::create();
+    options->timeout = milliseconds(timeout_ms);
+    auto backend = c10::make_intrusive<c10d::ProcessGroupNCCL>(
+        c10::make_intrusive<c10d::PrefixStore>("nccl", group->store), rank, group->world, std::move(options));
+    backend->setBoundDeviceId(at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(device)));
+    group->nccl = std::move(backend);
+#else
+    TORCH_CHECK(group == nullptr, "the library was built without its feature `nccl`");
+#endif
+  });
 }
 
 int replay_group_note(const replay::GroupHandle* group, const char* key, const char* text) {
@@ -145,7 +178,7 @@ int replay_group_gather_pieces(
         std::vector<at::Tensor> piece{wholes[i]->narrow(0, rank * chunk, chunk)};
         c10d::BroadcastOptions options;
         options.rootRank = rank;
-        begun->works.push_back(group->backend->broadcast(piece, options));
+        begun->works.push_back(replay::backend_of(*group, piece.front()).broadcast(piece, options));
       }
     }
     *out = begun.release();
@@ -163,7 +196,7 @@ int replay_group_exchange_pieces(
     std::vector<int64_t> even;
     for (size_t i = 0; i < n; ++i)
       if (pieces[i]->numel() != 0)
-        begun->works.push_back(group->backend->alltoall_base(*received[i], *pieces[i], even, even));
+        begun->works.push_back(replay::backend_of(*group, *pieces[i]).alltoall_base(*received[i], *pieces[i], even, even));
     *out = begun.release();
   });
 }

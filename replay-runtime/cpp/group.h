@@ -35,6 +35,8 @@ int replay_group_new(
     int64_t timeout_ms,
     replay::GroupHandle** out);
 void replay_group_free(replay::GroupHandle* group);
+// From now on tensors on CUDA device `device` go by NCCL. An error where the shim was built without `REPLAY_NCCL`.
+int replay_group_add_nccl(replay::GroupHandle* group, int rank, int device, int64_t timeout_ms);
 
 // A note for the other ranks, which they read without this rank's help.
 int replay_group_note(const replay::GroupHandle* group, const char* key, const char* text);

@@ -54,7 +54,7 @@ fn number<T: FromStr>(lookup: Lookup<'_>, variable: &'static str) -> Result<T, D
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dist::Place;
+    use crate::dist::builder::Place;
 
     const RUN: [(&str, &str); 7] = [
         ("RANK", "1"),

@@ -4,140 +4,26 @@
 //! all of them, before a byte of a tensor is sent; a rank that fails says so in its next record.
 
 use std::cell::{Cell, RefCell};
-use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use tch::{Device, Kind, Tensor};
 
+mod builder;
 mod env;
 mod error;
 mod header;
 mod report;
 
+pub use self::builder::DistBuilder;
 pub use self::error::DistError;
 pub use self::header::Operation;
 pub(crate) use self::header::{Header, WORDS};
 pub use self::report::report_failure;
-use crate::ffi::{Group, GroupStore, ShimError};
+use crate::ffi::{Group, ShimError};
 
 /// How long a rank that has lost another waits for the last words of the others.
 const LAST_WORDS: Duration = Duration::from_secs(2);
-
-/// Where ranks find each other.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Place {
-    Tcp(String, u16),
-    File(PathBuf),
-}
-
-/// Choices for a [`Dist`].
-#[derive(Clone, Debug)]
-#[must_use = "a builder does nothing until `connect` is called"]
-pub struct DistBuilder {
-    rank: usize,
-    world: usize,
-    local_rank: usize,
-    place: Option<Place>,
-    /// Somebody else serves the store.
-    agent: bool,
-    prefix: String,
-    timeout: Duration,
-    wait: Duration,
-}
-
-impl DistBuilder {
-    fn new(rank: usize, world: usize) -> Self {
-        Self {
-            rank,
-            world,
-            local_rank: rank,
-            place: None,
-            agent: false,
-            prefix: "replay".to_owned(),
-            timeout: Duration::from_mins(10),
-            wait: Duration::from_mins(5),
-        }
-    }
-
-    /// The ranks meet at a server at this address, which rank 0 is.
-    pub fn tcp(mut self, host: &str, port: u16) -> Self {
-        self.place = Some(Place::Tcp(host.to_owned(), port));
-        self
-    }
-
-    /// The ranks meet at a file that all of them see. It must be new, and is left behind.
-    pub fn file(mut self, path: impl AsRef<Path>) -> Self {
-        self.place = Some(Place::File(path.as_ref().to_owned()));
-        self
-    }
-
-    /// Tells groups that use one store apart; the same on all ranks. Default: `replay`.
-    pub fn prefix(mut self, prefix: &str) -> Self {
-        prefix.clone_into(&mut self.prefix);
-        self
-    }
-
-    /// How long an operation waits for other ranks. Default: 10 minutes. It must be longer than the ranks differ in what they
-    /// do in between.
-    pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = timeout;
-        self
-    }
-
-    /// How long to wait for the other ranks in the beginning. Default: 5 minutes.
-    pub fn connect_timeout(mut self, wait: Duration) -> Self {
-        self.wait = wait;
-        self
-    }
-
-    /// The number of this process on its machine. Default: the rank.
-    pub fn local_rank(mut self, local_rank: usize) -> Self {
-        self.local_rank = local_rank;
-        self
-    }
-
-    /// Finds the other ranks. A world of one needs none, and no place.
-    ///
-    /// # Errors
-    /// [`DistError::Rank`], [`DistError::NoStore`], and [`DistError::Connect`] where not all ranks come in time.
-    pub fn connect(self) -> Result<Dist, DistError> {
-        let (rank, world) = (self.rank, self.world);
-        if rank >= world {
-            return Err(DistError::Rank { rank, world });
-        }
-        let group = if world > 1 { Some(self.group()?) } else { None };
-        Ok(self.begin(group))
-    }
-
-    fn begin(self, group: Option<Group>) -> Dist {
-        let Self { rank, world, local_rank, timeout, .. } = self;
-        let (units, first_failure) = (RefCell::default(), RefCell::default());
-        let (sequence, done) = (Cell::new(0), Cell::new(false));
-        Dist { rank, world, local_rank, timeout, group, units, sequence, first_failure, done }
-    }
-
-    fn group(&self) -> Result<Group, DistError> {
-        let (rank, world, wait) = (self.rank, self.world, self.wait);
-        let place = self.place.as_ref().ok_or(DistError::NoStore { world })?;
-        let (text, store) = match place {
-            Place::Tcp(host, port) => {
-                let serves = rank == 0 && !self.agent;
-                (format!("{host}:{port}"), GroupStore::tcp(host, *port, serves, world, wait))
-            }
-            Place::File(path) => (path.display().to_string(), GroupStore::file(path, world, wait)),
-        };
-        let failed = |source: ShimError| DistError::Connect {
-            rank,
-            world,
-            wait,
-            place: text.clone(),
-            network: env::network(&|name| std::env::var(name).ok()),
-            source: Box::new(source.into()),
-        };
-        Group::new(&store.map_err(failed)?, &self.prefix, rank, world, self.timeout).map_err(failed)
-    }
-}
 
 /// This process among those that train together. Collective calls must be made by all ranks in the same order.
 ///
@@ -159,6 +45,8 @@ pub struct Dist {
     world: usize,
     local_rank: usize,
     timeout: Duration,
+    /// From where parameters and gradients are sent.
+    payload: Device,
     /// `None` in a world of one.
     group: Option<Group>,
     /// The names of units by number, for messages.
@@ -283,6 +171,10 @@ impl Dist {
     /// Names for messages; the same on all ranks.
     pub(crate) fn name_units(&self, names: Vec<String>) {
         *self.units.borrow_mut() = names;
+    }
+
+    pub(crate) fn payload(&self) -> Device {
+        self.payload
     }
 
     pub(crate) fn group(&self) -> Option<&Group> {

@@ -74,6 +74,16 @@ impl Group {
         Ok(Self { raw, world: i64::from(number(world)), _thread: PhantomData })
     }
 
+    /// From now on tensors on the CUDA device of that number go by NCCL. Collective.
+    #[cfg(feature = "nccl")]
+    pub(crate) fn add_nccl(&mut self, rank: usize, device: usize, timeout: Duration) -> Result<(), ShimError> {
+        let number = |count: usize| c_int::try_from(count).unwrap_or(c_int::MAX);
+        // SAFETY: the group is this one's alone, and no operation of it is under way.
+        check(unsafe {
+            sys::replay_group_add_nccl(self.raw.as_ptr(), number(rank), number(device), milliseconds(timeout))
+        })
+    }
+
     /// Leaves a note that other ranks can read at any time.
     pub(crate) fn note(&self, key: &str, text: &str) -> Result<(), ShimError> {
         let (key, text) = (c_string(key), c_string(text));

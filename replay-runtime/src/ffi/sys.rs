@@ -217,6 +217,8 @@ unsafe extern "C" {
         timeout_ms: i64,
         out: *mut *mut CGroup,
     ) -> c_int;
+    #[cfg(feature = "nccl")]
+    pub(super) fn replay_group_add_nccl(group: *mut CGroup, rank: c_int, device: c_int, timeout_ms: i64) -> c_int;
     pub(super) fn replay_group_free(group: *mut CGroup);
     pub(super) fn replay_group_note(group: *const CGroup, key: *const c_char, text: *const c_char) -> c_int;
     pub(super) fn replay_group_read_note(

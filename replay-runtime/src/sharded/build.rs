@@ -6,7 +6,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use tch::{Device, Kind, Tensor, nn};
 
-use super::param::{Mixed, Param};
+use super::error::ShardError;
+use super::param::{Mixed, Param, Places};
 use super::ties::{self, Owner};
 use super::transfer::Transfers;
 use super::{RESIDENT, Sharded, Unit};
@@ -24,97 +25,21 @@ pub struct ShardedBuilder<'d, 'b> {
     sync: bool,
     overlap: bool,
     mixed: Option<Mixed>,
-}
-
-/// A store that cannot be cut as it was asked for.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ShardError {
-    /// No variable has such a name.
-    #[error("no variable's name is `{prefix}` or begins with `{prefix}.`\nthe store has: {}", .known.join(", "))]
-    NoVariable {
-        /// What the unit, or what is to be ignored, was said to be called.
-        prefix: String,
-        /// The first names that there are.
-        known: Vec<String>,
-    },
-
-    /// Two units have the same parameter.
-    #[error(
-        "parameter `{parameter}` belongs to unit `{first}` and to unit `{second}`\na unit is a block without blocks inside; give a parameter that two blocks use to neither"
-    )]
-    Claimed {
-        /// The parameter.
-        parameter: String,
-        /// The first unit.
-        first: String,
-        /// The second unit.
-        second: String,
-    },
-
-    /// One tensor has two names, and a block of the one would not find it whole that comes with the other.
-    #[error(
-        "`{first}` ({first_owner}) and `{second}` ({second_owner}) are one tensor\nall its names must be in one unit, all in none, or all ignored; give a tensor that two blocks use names that are below no unit's"
-    )]
-    Tied {
-        /// The first name.
-        first: String,
-        /// Its unit, or that it has none.
-        first_owner: String,
-        /// The second name.
-        second: String,
-        /// Its unit, or that it has none.
-        second_owner: String,
-    },
-
-    /// Two variables share memory, and one of them was to be cut: then they would share it no more.
-    #[error(
-        "variables `{first}` and `{second}` share memory, as views of one tensor do, and pieces cannot\nmake one of them a copy, give the store the same tensor under both names, or leave both whole with `ignore`"
-    )]
-    SharedMemory {
-        /// The first variable.
-        first: String,
-        /// The second variable.
-        second: String,
-    },
-
-    /// One object was named as two units.
-    #[error("unit `{first}` and unit `{second}` are the same object")]
-    SameObject {
-        /// The first unit.
-        first: String,
-        /// The second unit.
-        second: String,
-    },
-
-    /// A parameter that cannot be cut.
-    #[error(
-        "parameter `{parameter}` is {what}, which cannot be sharded\nleave it whole with `ignore(\"{parameter}\")`"
-    )]
-    Parameter {
-        /// The parameter.
-        parameter: String,
-        /// What it is.
-        what: String,
-    },
-
-    /// A kind that parameters or gradients cannot be sent in.
-    #[error(
-        "parameters and gradients cannot be sent as {kind:?}\ntake Float, Double or BFloat16: those need no scaled loss"
-    )]
-    Mixed {
-        /// The kind.
-        kind: Kind,
-    },
-
-    /// The processes disagree, or one is gone.
-    #[error(transparent)]
-    Dist(#[from] DistError),
+    compute: Device,
 }
 
 impl<'d, 'b> ShardedBuilder<'d, 'b> {
     pub(super) fn new(dist: &'d Dist, vs: &'b nn::VarStore) -> Self {
-        Self { dist, vs, units: Vec::new(), ignored: Vec::new(), sync: true, overlap: false, mixed: None }
+        Self {
+            dist,
+            vs,
+            units: Vec::new(),
+            ignored: Vec::new(),
+            sync: true,
+            overlap: false,
+            mixed: None,
+            compute: Device::Cpu,
+        }
     }
 
     /// The parameters whose names begin with `prefix.` are whole only while a block of `block` runs: one that is a method of
@@ -156,6 +81,15 @@ impl<'d, 'b> ShardedBuilder<'d, 'b> {
         self
     }
 
+    /// Blocks compute on a CUDA device: a unit's parameters go there while they are whole, buffers and ignored variables for good, and
+    /// inputs are the caller's concern. Pieces, gradients of pieces and what the optimizer knows stay on the CPU, where the store
+    /// must have been made. Parameters and gradients are sent by Gloo from host to host, or by NCCL where the group has it (feature
+    /// `nccl`). Not yet run on a GPU. Default: the CPU.
+    pub fn compute_on(mut self, device: Device) -> Self {
+        self.compute = device;
+        self
+    }
+
     /// Compares what all processes have built, and cuts the parameters. Collective.
     ///
     /// # Errors
@@ -190,9 +124,12 @@ impl<'d, 'b> ShardedBuilder<'d, 'b> {
         self.sync(cut.iter().chain(&whole).map(|(_, tensor)| tensor))?;
         self.dist.name_units(units.iter().map(|unit| unit.name.clone()).collect());
         let by_key = self.units.iter().enumerate().map(|(i, (_, key))| (*key, i + 1)).collect();
+        let payload = if self.compute.is_cuda() { self.dist.payload() } else { Device::Cpu };
+        let places = Places { compute: self.compute, payload };
+        whole.iter().for_each(|(_, tensor)| move_to(tensor, self.compute));
         let param = |(name, tensor)| {
             let group = groups[&ffi::identity(&tensor)];
-            Param::new(name, tensor, group, self.mixed, self.dist)
+            Param::new(name, tensor, group, self.mixed, places, self.dist)
         };
         let params = cut.into_iter().map(param).collect();
         Ok(Sharded {
@@ -294,7 +231,7 @@ impl<'d, 'b> ShardedBuilder<'d, 'b> {
             hash(&(params, aliases)),
             hash(&whole),
             hash(&units),
-            hash(&(self.sync, self.overlap, format!("{:?}", self.mixed))),
+            hash(&(self.sync, self.overlap, self.compute.is_cuda(), format!("{:?}", self.mixed))),
         ];
         let mut words = [0; WORDS];
         for (word, part) in words.chunks_exact_mut(8).zip(parts) {
@@ -306,7 +243,7 @@ impl<'d, 'b> ShardedBuilder<'d, 'b> {
             "the parameters",
             "the other variables",
             "the units",
-            "`sync_from_rank0`, `overlap` or `mixed`",
+            "`sync_from_rank0`, `overlap`, `compute_on` or `mixed`",
         ];
         for (rank, record) in records.iter().enumerate() {
             let differs = |(ours, theirs): (&[u8], &[u8])| ours != theirs;
@@ -336,6 +273,13 @@ impl<'d, 'b> ShardedBuilder<'d, 'b> {
 /// Whether a variable is the one of that name or below it; all are below the empty one.
 fn is_under(name: &str, prefix: &str) -> bool {
     prefix.is_empty() || name == prefix || name.strip_prefix(prefix).is_some_and(|rest| rest.starts_with('.'))
+}
+
+/// What the model's layers hold is on that device.
+fn move_to(tensor: &Tensor, device: Device) {
+    if tensor.device() != device {
+        tch::no_grad(|| tensor.shallow_clone().set_data(&tensor.to_device(device)));
+    }
 }
 
 fn check_parameter(name: &str, tensor: &Tensor) -> Result<(), ShardError> {

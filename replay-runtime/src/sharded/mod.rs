@@ -8,14 +8,16 @@ use tch::{Tensor, nn};
 
 mod build;
 mod checkpoint;
+mod error;
 mod memory;
 mod norm;
 mod param;
 mod ties;
 mod transfer;
 
-pub use self::build::{ShardError, ShardedBuilder};
+pub use self::build::ShardedBuilder;
 pub use self::checkpoint::{CheckpointError, Loaded};
+pub use self::error::ShardError;
 pub use self::memory::MemoryReport;
 use self::param::Param;
 use self::transfer::Transfers;

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use crate::dist::Dist;
 use crate::ffi::{self, ShimError};
@@ -20,6 +20,7 @@ pub(super) struct Param {
     pub(super) kind: Kind,
     /// In which blocks compute with it, and in which its gradient is sent.
     pub(super) mixed: Mixed,
+    pub(super) places: Places,
     pub(super) numel: i64,
     pub(super) chunk: i64,
     /// This rank's elements, and zeros up to `chunk`.
@@ -39,6 +40,15 @@ pub(super) struct Mixed {
     pub(super) reduce: Kind,
 }
 
+/// Where a parameter is while it is whole.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Places {
+    /// Where blocks compute with it.
+    pub(super) compute: Device,
+    /// Where pieces of it and of its gradient are sent and received.
+    pub(super) payload: Device,
+}
+
 fn chunk_of(numel: i64, world: i64) -> i64 {
     numel.unsigned_abs().div_ceil(world.unsigned_abs()).cast_signed()
 }
@@ -52,7 +62,14 @@ pub(super) fn cut(numel: i64, rank: i64, world: i64) -> (i64, i64) {
 
 impl Param {
     /// Cuts the tensor, whose values are the same on all ranks.
-    pub(super) fn new(name: String, tensor: Tensor, group: usize, mixed: Option<Mixed>, dist: &Dist) -> Self {
+    pub(super) fn new(
+        name: String,
+        tensor: Tensor,
+        group: usize,
+        mixed: Option<Mixed>,
+        places: Places,
+        dist: &Dist,
+    ) -> Self {
         let count = |ranks: usize| i64::try_from(ranks).expect("processes are few");
         let (rank, world) = (count(dist.rank()), count(dist.world()));
         let (shape, kind) = (tensor.size(), tensor.kind());
@@ -76,6 +93,7 @@ impl Param {
             shape,
             kind,
             mixed,
+            places,
             numel,
             chunk,
             piece,
@@ -129,12 +147,12 @@ impl Param {
     }
 
     /// Room for the whole, in which the own piece is; in a world of one the piece is the whole, if it is of that kind.
-    pub(super) fn room(&self, kind: Kind) -> Tensor {
+    pub(super) fn room(&self, kind: Kind, device: Device) -> Tensor {
         tch::no_grad(|| {
             if self.world == 1 {
-                return self.piece.to_kind(kind);
+                return self.piece.to_device(device).to_kind(kind);
             }
-            let whole = Tensor::empty([self.chunk * self.world], (kind, self.piece.device()));
+            let whole = Tensor::empty([self.chunk * self.world], (kind, device));
             whole.narrow(0, self.rank * self.chunk, self.chunk).copy_(&self.piece);
             whole
         })
@@ -142,6 +160,7 @@ impl Param {
 
     /// The model's tensor becomes the whole.
     pub(super) fn become_whole(&self, whole: &Tensor) {
+        let whole = whole.to_device(self.places.compute);
         tch::no_grad(|| self.tensor.shallow_clone().set_data(&whole.narrow(0, 0, self.numel).view(&self.shape[..])));
     }
 
@@ -151,9 +170,9 @@ impl Param {
         let kind = self.mixed.reduce;
         let flat = grad.map(|grad| grad.reshape(-1));
         tch::no_grad(|| match flat {
-            Some(flat) if self.numel == size => flat.to_kind(kind),
+            Some(flat) if self.numel == size => flat.to_device(self.places.payload).to_kind(kind),
             flat => {
-                let padded = Tensor::zeros([size], (kind, self.piece.device()));
+                let padded = Tensor::zeros([size], (kind, self.places.payload));
                 if let Some(flat) = flat {
                     padded.narrow(0, 0, self.numel).copy_(&flat);
                 }
@@ -175,7 +194,7 @@ impl Param {
                 let part = 1.0 / self.world as f64;
                 mean = mean.g_mul_scalar_(part);
             }
-            let mean = mean.narrow(0, 0, self.own);
+            let mean = mean.narrow(0, 0, self.own).to_device(self.piece.device());
             let mut sum = self.sum.borrow_mut();
             *sum = Some(match sum.take() {
                 Some(mut sum) => sum.g_add_(&mean),

@@ -6,7 +6,7 @@ use std::fmt;
 
 use tch::Tensor;
 
-use super::build::ShardError;
+use super::error::ShardError;
 use crate::ffi;
 
 /// Who sees to it that a variable is whole when it is used.

@@ -69,7 +69,8 @@ impl Sharded<'_> {
         if !self.units[unit].params.is_empty() {
             self.dist.enter(Operation::Gather, Self::number(unit), bytes, [0; WORDS])?;
         }
-        let wholes: Vec<_> = self.params_of(unit).map(|param| param.room(param.mixed.param)).collect();
+        let wholes: Vec<_> =
+            self.params_of(unit).map(|param| param.room(param.mixed.param, param.places.payload)).collect();
         let works = self.dist.group().map(|group| group.gather_pieces(&wholes)).transpose();
         let works = works.map_err(|error| self.dist.lost(Operation::Gather, Self::number(unit), error))?;
         Ok(Gather { unit, wholes, works })

@@ -9,7 +9,7 @@ use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::error::{CheckpointError, Result, damaged, differs, io, torch};
 
@@ -94,7 +94,7 @@ impl Writer {
     /// The next tensor's values.
     pub(super) fn write(&mut self, tensor: &Tensor) -> Result<()> {
         let copy = torch("copy a tensor");
-        let flat = tensor.detach().reshape(-1);
+        let flat = tensor.detach().to_device(Device::Cpu).reshape(-1);
         let (numel, size) = (flat.size()[0], flat.kind().elt_size_in_bytes());
         let mut bytes = Vec::new();
         for first in (0..numel).step_by(usize::try_from(PART).expect("a few millions")) {

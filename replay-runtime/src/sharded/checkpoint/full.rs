@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
 
-use tch::Tensor;
+use tch::{Device, Tensor};
 
 use super::error::{Result, differs, io, torch};
 use super::file::{Item, Reader, Writer, sort, sync_folder};
@@ -24,7 +24,7 @@ impl Sharded<'_> {
     /// at a time is whole. A file of that name is replaced when the new one is on the disk. Collective.
     ///
     /// # Errors
-    /// See [`CheckpointError`]: of any rank, on all ranks. Then a file of that name is as it was.
+    /// See [`CheckpointError`](crate::CheckpointError): of any rank, on all ranks. Then a file of that name is as it was.
     pub fn save_full(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
         let (first, work) = (self.dist.rank() == 0, path.with_added_extension("tmp"));
@@ -72,7 +72,7 @@ impl Sharded<'_> {
     /// parameter at a time is whole. What an optimizer knows stays as it is. Collective.
     ///
     /// # Errors
-    /// See [`CheckpointError`]: of any rank, on all ranks, before anything is changed.
+    /// See [`CheckpointError`](crate::CheckpointError): of any rank, on all ranks, before anything is changed.
     pub fn load_full(&mut self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
         let variables = self.variables();
@@ -97,7 +97,7 @@ impl Sharded<'_> {
                 Err(error) => (None, Err(error)),
             };
             self.all_done(Operation::Load, own)?;
-            let whole = value.unwrap_or_else(|| Tensor::empty(&item.shape[..], (item.kind, tch::Device::Cpu)));
+            let whole = value.unwrap_or_else(|| Tensor::empty(&item.shape[..], (item.kind, Device::Cpu)));
             if let Some(group) = self.dist.group().filter(|_| whole.numel() > 0) {
                 let outcome = group.broadcast(&whole, 0);
                 outcome.map_err(|error| self.dist.lost(Operation::Load, None, error))?;
@@ -126,7 +126,7 @@ impl Sharded<'_> {
     /// What it is given are copies of parameters, and the variables themselves that are whole everywhere.
     ///
     /// # Errors
-    /// See [`CheckpointError`].
+    /// See [`CheckpointError`](crate::CheckpointError).
     pub fn summon_full(&self, mut visit: impl FnMut(&str, &Tensor)) -> Result<()> {
         let mut so_far = self.check_closed();
         for (item, variable) in self.variables() {
@@ -172,7 +172,7 @@ impl Sharded<'_> {
 
     /// One parameter from all ranks' pieces, after a record of all of them.
     fn whole_of(&self, param: &Param, operation: Operation) -> std::result::Result<Tensor, DistError> {
-        let whole = param.room(param.kind);
+        let whole = param.room(param.kind, Device::Cpu);
         if let Some(group) = self.dist.group() {
             let gathered = group.gather_pieces(std::slice::from_ref(&whole));
             gathered.and_then(Works::wait).map_err(|error| self.dist.lost(operation, None, error))?;
