@@ -50,6 +50,10 @@ uintptr_t replay_storage(const at::Tensor* tensor) {
   });
 }
 
+int replay_owns_storage(const at::Tensor* tensor) {
+  return value_of<int>([&] { return replay::has_storage(*tensor) && tensor->storage().use_count() == 1 ? 1 : 0; });
+}
+
 int replay_inference_mode() {
   return c10::InferenceMode::is_enabled();
 }

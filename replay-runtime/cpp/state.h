@@ -38,6 +38,8 @@ int replay_copy(const at::Tensor* tensor, at::Tensor** out);
 uintptr_t replay_impl(const at::Tensor* tensor);
 // Identity of the storage, 0 where there is none or it is empty.
 uintptr_t replay_storage(const at::Tensor* tensor);
+// Whether no other tensor has its storage.
+int replay_owns_storage(const at::Tensor* tensor);
 int replay_inference_mode();
 // For tests: inference mode on this thread, from the one call to the other.
 void* replay_inference_enter();

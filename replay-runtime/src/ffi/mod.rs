@@ -35,7 +35,8 @@ pub(crate) use state::{
 };
 pub(crate) use tape::{RecordedGraph, StorageSet, Tape, TapeInfo, Use, cover_panic_hook, pause_tapes};
 pub(crate) use tensor::{
-    add_grad, copy, counter, detach_output, grad, identity, nbytes, set_grad, storage, storage_nbytes, take_grad,
+    add_grad, copy, counter, detach_output, grad, identity, nbytes, owns_storage, set_grad, storage, storage_nbytes,
+    take_grad,
 };
 
 use std::ffi::{CStr, CString, c_int};

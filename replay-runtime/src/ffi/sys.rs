@@ -104,6 +104,7 @@ unsafe extern "C" {
     pub(super) fn replay_put_values(tensor: *const C_tensor, value: *const C_tensor, version: u64) -> c_int;
     pub(super) fn replay_impl(tensor: *const C_tensor) -> usize;
     pub(super) fn replay_storage(tensor: *const C_tensor) -> usize;
+    pub(super) fn replay_owns_storage(tensor: *const C_tensor) -> c_int;
     pub(super) fn replay_counter(tensor: *const C_tensor) -> usize;
     pub(super) fn replay_storage_nbytes(tensor: *const C_tensor) -> u64;
     pub(super) fn replay_nbytes(tensor: *const C_tensor) -> u64;

@@ -73,6 +73,12 @@ pub(crate) fn storage(tensor: &Tensor) -> Option<usize> {
     (address != 0).then_some(address)
 }
 
+/// Whether no other tensor has its storage.
+pub(crate) fn owns_storage(tensor: &Tensor) -> bool {
+    // SAFETY: `tensor` is borrowed for the call; exceptions are caught inside.
+    unsafe { sys::replay_owns_storage(tensor.as_ptr()) != 0 }
+}
+
 /// The address of its version counter, which its views and what is detached from it have too.
 pub(crate) fn counter(tensor: &Tensor) -> usize {
     // SAFETY: reads a pointer; does not throw.

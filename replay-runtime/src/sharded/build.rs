@@ -1,6 +1,6 @@
 //! How a store is cut: which parameters belong to which unit, and that all processes have built the same.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -197,7 +197,12 @@ impl<'d, 'b> ShardedBuilder<'d, 'b> {
 
     /// Which parameters belong to which unit; the resident one is the first.
     fn claim(&self, params: &[(String, Tensor)]) -> Result<Vec<Unit>, ShardError> {
-        let unit = |name: &str| Unit { name: name.to_owned(), params: Vec::new(), open: Cell::new(0) };
+        let unit = |name: &str| Unit {
+            name: name.to_owned(),
+            params: Vec::new(),
+            open: Cell::new(0),
+            rooms: RefCell::default(),
+        };
         let mut units: Vec<_> =
             std::iter::once("resident").chain(self.units.iter().map(|(name, _)| name.as_str())).map(unit).collect();
         for (i, (name, _)) in params.iter().enumerate() {

@@ -1,7 +1,7 @@
 //! Parameters, gradients and optimizer state cut over processes: each holds a piece of every parameter, and the whole of a unit
 //! only while one of its blocks runs.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 
 use tch::{Tensor, nn};
@@ -12,6 +12,7 @@ mod error;
 mod memory;
 mod norm;
 mod param;
+mod spare;
 mod ties;
 mod transfer;
 
@@ -31,6 +32,8 @@ struct Unit {
     params: Vec<usize>,
     /// How many windows are open.
     open: Cell<usize>,
+    /// What the whole parameters are in meanwhile.
+    rooms: RefCell<Vec<Tensor>>,
 }
 
 /// A model's parameters over all processes of a [`Dist`].
@@ -109,7 +112,7 @@ impl<'d> Sharded<'d> {
         self.dist
     }
 
-    /// Undefines the gradients of all pieces.
+    /// Undefines the gradients of all pieces. Their memory is used for the next ones, unless somebody holds them.
     pub fn zero_grad(&self) {
         for param in &self.params {
             // A field that is set to nothing cannot be refused.
@@ -143,6 +146,7 @@ impl Shards for Sharded<'_> {
             }
             let wholes = self.gather(unit)?;
             self.params_of(unit).zip(&wholes).for_each(|(param, whole)| param.become_whole(whole));
+            self.units[unit].rooms.replace(wholes);
             self.gathered.set(self.gathered.get() + self.params_of(unit).map(Param::bytes).sum::<u64>());
             self.peak.set(self.peak.get().max(self.gathered.get()));
         }
@@ -155,6 +159,11 @@ impl Shards for Sharded<'_> {
         open.set(open.get().saturating_sub(1));
         if open.get() == 0 {
             self.params_of(unit).for_each(Param::shard);
+            let rooms = self.units[unit].rooms.take();
+            // In a world of one they are the pieces. The resident unit's time comes once in a rollout.
+            if self.dist.world() > 1 && unit != RESIDENT {
+                self.transfers.spare.give(rooms);
+            }
             let bytes = self.params_of(unit).map(Param::bytes).sum::<u64>();
             self.gathered.set(self.gathered.get().saturating_sub(bytes));
         }

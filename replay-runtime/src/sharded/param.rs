@@ -4,6 +4,7 @@ use std::cell::RefCell;
 
 use tch::{Device, Kind, Tensor};
 
+use super::spare::Spare;
 use crate::dist::Dist;
 use crate::ffi::{self, ShimError};
 
@@ -31,6 +32,8 @@ pub(super) struct Param {
     world: i64,
     /// This rank's piece of the gradient so far, in this rollout.
     sum: RefCell<Option<Tensor>>,
+    /// Where the last one was.
+    last: RefCell<Option<Tensor>>,
 }
 
 /// Kinds of a parameter on its ways.
@@ -101,6 +104,7 @@ impl Param {
             rank,
             world,
             sum: RefCell::default(),
+            last: RefCell::default(),
         };
         param.shard();
         param
@@ -147,12 +151,12 @@ impl Param {
     }
 
     /// Room for the whole, in which the own piece is; in a world of one the piece is the whole, if it is of that kind.
-    pub(super) fn room(&self, kind: Kind, device: Device) -> Tensor {
+    pub(super) fn room(&self, kind: Kind, device: Device, spare: &Spare) -> Tensor {
         tch::no_grad(|| {
             if self.world == 1 {
                 return self.piece.to_device(device).to_kind(kind);
             }
-            let whole = Tensor::empty([self.chunk * self.world], (kind, device));
+            let whole = spare.take(self.chunk * self.world, kind, device);
             whole.narrow(0, self.rank * self.chunk, self.chunk).copy_(&self.piece);
             whole
         })
@@ -184,7 +188,7 @@ impl Param {
     /// Adds the mean of the pieces that all ranks have sent, summed in rank order, to what there is.
     pub(super) fn add_mean(&self, received: &Tensor) {
         tch::no_grad(|| {
-            // A sum of its own storage: what was received is as large as the whole, and in a world of one the gradient itself.
+            // In a world of one it is the gradient itself.
             let mut mean = received.narrow(0, 0, self.chunk).to_dtype(self.sum_kind(), false, self.world > 1);
             for rank in 1..self.world {
                 mean = mean.g_add_(&received.narrow(0, rank * self.chunk, self.chunk));
@@ -198,9 +202,21 @@ impl Param {
             let mut sum = self.sum.borrow_mut();
             *sum = Some(match sum.take() {
                 Some(mut sum) => sum.g_add_(&mean),
-                None => mean,
+                None => self.new_sum(&mean),
             });
         });
+    }
+
+    /// A sum that begins with it: where the last one was, if nobody has that any more. Memory that lives from one step into the next
+    /// would lie between what comes and goes, and leave the allocator with holes.
+    fn new_sum(&self, mean: &Tensor) -> Tensor {
+        match self.last.take().filter(ffi::owns_storage) {
+            Some(mut last) => {
+                last.copy_(mean);
+                last
+            }
+            None => mean.copy(),
+        }
     }
 
     /// In which gradients are added up.
@@ -211,6 +227,9 @@ impl Param {
     /// What was added up becomes the piece's gradient.
     pub(super) fn flush(&self) -> Result<(), ShimError> {
         let sum = self.sum.take().map(|sum| sum.to_kind(self.kind));
+        // By another tensor, so that it is seen whether the gradient is still held. One of another kind cannot be a sum.
+        let last = sum.as_ref().filter(|sum| sum.kind() == self.sum_kind()).map(Tensor::detach);
+        self.last.replace(last);
         ffi::set_grad(&self.tensor, sum.as_ref())
     }
 

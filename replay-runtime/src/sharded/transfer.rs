@@ -5,6 +5,7 @@ use std::cell::RefCell;
 
 use tch::Tensor;
 
+use super::spare::Spare;
 use super::{Param, Sharded};
 use crate::dist::{DistError, Operation, WORDS};
 use crate::ffi::Works;
@@ -31,6 +32,7 @@ pub(super) struct Transfers {
     overlap: bool,
     ahead: RefCell<Option<Gather>>,
     behind: RefCell<Option<Exchange>>,
+    pub(super) spare: Spare,
 }
 
 impl Transfers {
@@ -42,6 +44,7 @@ impl Transfers {
     pub(super) fn forget(&self) {
         self.ahead.take();
         self.behind.take();
+        self.spare.clear();
     }
 }
 
@@ -69,8 +72,10 @@ impl Sharded<'_> {
         if !self.units[unit].params.is_empty() {
             self.dist.enter(Operation::Gather, Self::number(unit), bytes, [0; WORDS])?;
         }
-        let wholes: Vec<_> =
-            self.params_of(unit).map(|param| param.room(param.mixed.param, param.places.payload)).collect();
+        let wholes: Vec<_> = self
+            .params_of(unit)
+            .map(|param| param.room(param.mixed.param, param.places.payload, &self.transfers.spare))
+            .collect();
         let works = self.dist.group().map(|group| group.gather_pieces(&wholes)).transpose();
         let works = works.map_err(|error| self.dist.lost(Operation::Gather, Self::number(unit), error))?;
         Ok(Gather { unit, wholes, works })
@@ -92,7 +97,9 @@ impl Sharded<'_> {
         let Some(group) = self.dist.group() else {
             return Ok(Exchange { unit, received: numbers.into_iter().zip(pieces).collect(), works: None });
         };
-        let received: Vec<_> = pieces.iter().map(Tensor::empty_like).collect();
+        let spare = &self.transfers.spare;
+        let received: Vec<_> =
+            pieces.iter().map(|pieces| spare.take(pieces.size()[0], pieces.kind(), pieces.device())).collect();
         let works = group.exchange_pieces(&received, &pieces);
         let works = works.map_err(|error| self.dist.lost(Operation::Reduce, Self::number(unit), error))?;
         Ok(Exchange { unit, received: numbers.into_iter().zip(received).collect(), works: Some(works) })
@@ -104,6 +111,9 @@ impl Sharded<'_> {
         self.wait(works, Operation::Reduce, unit)?;
         for (number, received) in &received {
             self.params[*number].add_mean(received);
+        }
+        if self.dist.world() > 1 {
+            self.transfers.spare.give(received.into_iter().map(|(_, received)| received));
         }
         Ok(())
     }

@@ -10,6 +10,7 @@ use super::error::{Result, differs, io, torch};
 use super::file::{Item, Reader, Writer, sort, sync_folder};
 use crate::dist::{DistError, Operation};
 use crate::ffi::Works;
+use crate::sharded::spare::Spare;
 use crate::sharded::{Param, Sharded};
 
 /// A variable of the model.
@@ -172,7 +173,7 @@ impl Sharded<'_> {
 
     /// One parameter from all ranks' pieces, after a record of all of them.
     fn whole_of(&self, param: &Param, operation: Operation) -> std::result::Result<Tensor, DistError> {
-        let whole = param.room(param.kind, Device::Cpu);
+        let whole = param.room(param.kind, Device::Cpu, &Spare::default());
         if let Some(group) = self.dist.group() {
             let gathered = group.gather_pieces(std::slice::from_ref(&whole));
             gathered.and_then(Works::wait).map_err(|error| self.dist.lost(operation, None, error))?;
