@@ -9,6 +9,7 @@
 // By NCCL's own headers, which LibTorch does not ship: its options have NCCL's by value, so there can be no stubs.
 #ifdef REPLAY_NCCL
 #define USE_C10D_NCCL
+#include <torch/csrc/cuda/nccl.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 #endif
 
@@ -114,7 +115,7 @@ int replay_group_new(
 }
 
 void replay_group_free(replay::GroupHandle* group) {
-  // Destructors of LibTorch's: they end connections, and wait for no rank.
+  // Destructors of LibTorch's: they end connections, and wait for no rank but for what is under way, a timeout at most.
   delete group;
 }
 
@@ -125,6 +126,12 @@ int replay_group_add_nccl(
     [[maybe_unused]] int64_t timeout_ms) {
   return guarded([&] {
 #ifdef REPLAY_NCCL
+    // The options' layout is that of NCCL's header.
+    constexpr uint64_t ours =
+        (static_cast<uint64_t>(NCCL_MAJOR) << 32) | (static_cast<uint64_t>(NCCL_MINOR) << 16) | NCCL_PATCH;
+    TORCH_CHECK(
+        torch::cuda::nccl::version() == ours, "the shim was compiled with nccl.h of NCCL ", NCCL_MAJOR, ".", NCCL_MINOR,
+        ".", NCCL_PATCH, ", and LibTorch with another one: set NCCL_HOME to the one that it names");
     auto options = c10d::ProcessGroupNCCL::Options::create();
     options->timeout = milliseconds(timeout_ms);
     auto backend = c10::make_intrusive<c10d::ProcessGroupNCCL>(

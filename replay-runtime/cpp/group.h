@@ -60,7 +60,7 @@ int replay_group_exchange_pieces(
     at::Tensor* const* pieces,
     size_t n,
     replay::WorksHandle** out);
-// Until all of it is done, or LibTorch gives it up.
+// Until all of it is done, or LibTorch gives it up; with NCCL, until it is in the current stream's order.
 int replay_works_wait(replay::WorksHandle* works);
 // LibTorch goes on with what is not done, and holds its tensors meanwhile.
 void replay_works_free(replay::WorksHandle* works);

@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::marker::PhantomData;
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::time::Instant;
 
@@ -166,7 +167,14 @@ impl<'m> Rollout<'m> {
     /// # Panics
     /// If a block's body panics in its replay, with the body's own payload and after everything was restored.
     pub fn backward(self, loss: &Tensor) -> Result<RolloutReport, ReplayError> {
-        let failure = match self.differentiate(loss) {
+        let outcome = if self.state.windows.any() {
+            // Other processes must hear of a panic too.
+            let outcome = catch_unwind(AssertUnwindSafe(|| self.differentiate(loss)));
+            outcome.unwrap_or_else(|payload| Err(Failure::Panic(payload)))
+        } else {
+            self.differentiate(loss)
+        };
+        let failure = match outcome {
             Ok(report) => return Ok(report),
             Err(failure) => failure,
         };

@@ -247,7 +247,7 @@ impl<'m> State<'m> {
             kept: KeptGraphs::default(),
             quiet: Cell::new(false),
             unrecorded: RefCell::default(),
-            windows: Windows::new(&stores),
+            windows: Windows::new(&stores, options.accumulate),
             stores,
             table: RefCell::default(),
             next_entry: Cell::new(0),

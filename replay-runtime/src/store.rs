@@ -50,8 +50,8 @@ pub trait Shards {
     fn open(&self, unit: usize) -> Result<(), DistError>;
     /// Lets go of them, if it was the last window.
     fn close(&self, unit: usize);
-    /// The unit is the next one that will be opened: its parameters may be on their way until then. Collective.
-    fn prefetch(&self, unit: usize) -> Result<(), DistError>;
+    /// The unit, if any, is the next one that will be opened: its parameters may be on their way until then. Collective.
+    fn prefetch(&self, unit: Option<usize>) -> Result<(), DistError>;
     /// Takes the whole `.grad`s, while a window is open.
     fn take_grads(&self, unit: usize) -> Result<Vec<Option<Tensor>>, DistError>;
     /// Adds them up over all processes, and this process's pieces to what there is. Collective.

@@ -3,6 +3,8 @@
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::{BTreeMap, HashMap};
 
+use tch::Kind;
+
 use crate::dist::DistError;
 use crate::error::ReplayError;
 use crate::state::Label;
@@ -42,16 +44,21 @@ impl Drop for Window<'_> {
 
 impl<'m> Windows<'m> {
     /// Opens the resident unit; a failure is told at the first occasion.
-    pub(crate) fn new(stores: &[&'m dyn Store]) -> Self {
+    pub(crate) fn new(stores: &[&'m dyn Store], accumulate: Option<Kind>) -> Self {
         let store = stores.iter().find_map(|store| store.shards());
         let windows = Self { store, ..Self::default() };
         if let Some(store) = store {
-            match store.open(store.resident()) {
-                Ok(()) => windows.resident.set(true),
-                Err(error) => *windows.failed.borrow_mut() = Some(error),
-            }
+            let outcome = if accumulate.is_some() { Err(DistError::AccumulateIn) } else { windows.begin(store) };
+            *windows.failed.borrow_mut() = outcome.err();
         }
         windows
+    }
+
+    fn begin(&self, store: &dyn Shards) -> Result<(), DistError> {
+        store.open(store.resident())?;
+        self.resident.set(true);
+        let _ = self.versions.set(store.versions()?);
+        Ok(())
     }
 
     /// Whether there is a sharded store.
@@ -105,18 +112,14 @@ impl<'m> Windows<'m> {
     /// A block's window is open, and the block about to be replayed: the one before it comes next.
     pub(crate) fn look_ahead(&self) -> Result<(), ReplayError> {
         let next = self.expected.borrow().last_key_value().map(|(_, unit)| *unit);
-        self.store.zip(next).map_or(Ok(()), |(store, unit)| store.prefetch(unit)).map_err(dist)
+        self.store.map_or(Ok(()), |store| store.prefetch(next)).map_err(dist)
     }
 
     /// Whether the parameters are as they were when the rollout began.
     pub(crate) fn check_versions(&self, label: &Label) -> Result<(), ReplayError> {
         let Some(store) = self.store else { return Ok(()) };
         let block = &*label.block;
-        if self.versions.get().is_none() {
-            let versions = store.versions().map_err(dist)?;
-            let _ = self.versions.set(versions);
-        }
-        let before = self.versions.get().expect("they were read");
+        let Some(before) = self.versions.get() else { return Ok(()) };
         match store.changed(before).map_err(dist)? {
             None => Ok(()),
             Some(variable) => Err(ReplayError::VariableChanged { block: block.to_owned(), variable, what: "values" }),

@@ -144,6 +144,12 @@ pub enum DistError {
         unit: String,
     },
 
+    /// A choice for rollouts that sharded stores have made already.
+    #[error(
+        "`accumulate_in` is for stores that are not sharded\nleave it out: gradients of pieces are added up in f32, and in f64 for f64, whatever their kind"
+    )]
+    AccumulateIn,
+
     /// LibTorch failed on this rank alone, before anything was sent.
     #[error("could not {action}: {source}")]
     Torch {

@@ -29,10 +29,18 @@ pub enum Operation {
     Barrier,
     /// Agree on a number of steps.
     AgreeSteps,
-    /// Write a checkpoint.
+    /// See what parameters can be on their way early.
+    Prefetch,
+    /// Write a checkpoint of pieces.
     Save,
-    /// Read a checkpoint.
+    /// Read a checkpoint of pieces.
     Load,
+    /// Write whole parameters.
+    SaveFull,
+    /// Read whole parameters.
+    LoadFull,
+    /// Show whole parameters.
+    SummonFull,
     /// Nothing more: the rank is done.
     Shutdown,
     /// Nothing more: the rank has failed.
@@ -40,7 +48,7 @@ pub enum Operation {
 }
 
 impl Operation {
-    const ALL: [Self; 11] = [
+    const ALL: [Self; 15] = [
         Self::Build,
         Self::Broadcast,
         Self::Gather,
@@ -48,8 +56,12 @@ impl Operation {
         Self::AllGather,
         Self::Barrier,
         Self::AgreeSteps,
+        Self::Prefetch,
         Self::Save,
         Self::Load,
+        Self::SaveFull,
+        Self::LoadFull,
+        Self::SummonFull,
         Self::Shutdown,
         Self::Abort,
     ];
@@ -69,8 +81,12 @@ impl fmt::Display for Operation {
             Self::AllGather => "all_gather",
             Self::Barrier => "barrier",
             Self::AgreeSteps => "agree_steps",
-            Self::Save => "save",
-            Self::Load => "load",
+            Self::Prefetch => "prefetch",
+            Self::Save => "save_sharded",
+            Self::Load => "load_sharded",
+            Self::SaveFull => "save_full",
+            Self::LoadFull => "load_full",
+            Self::SummonFull => "summon_full",
             Self::Shutdown => "shutdown",
             Self::Abort => "abort",
         })

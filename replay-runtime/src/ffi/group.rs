@@ -74,7 +74,7 @@ impl Group {
         Ok(Self { raw, world: i64::from(number(world)), _thread: PhantomData })
     }
 
-    /// From now on tensors on the CUDA device of that number go by NCCL. Collective.
+    /// From now on tensors on the CUDA device of that number go by NCCL, which must be so on all ranks.
     #[cfg(feature = "nccl")]
     pub(crate) fn add_nccl(&mut self, rank: usize, device: usize, timeout: Duration) -> Result<(), ShimError> {
         let number = |count: usize| c_int::try_from(count).unwrap_or(c_int::MAX);
@@ -170,7 +170,7 @@ fn raw_mut(tensors: &[Tensor]) -> Vec<*mut C_tensor> {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // SAFETY: made by `replay_group_new` and freed once; no operation is under way, as each call waits for its own.
+        // SAFETY: made by `replay_group_new` and freed once; what is under way has shares of all that it needs.
         unsafe { sys::replay_group_free(self.raw.as_ptr()) }
     }
 }
@@ -186,7 +186,7 @@ impl Works {
         Self(NonNull::new(raw).expect("the shim answered 0 without an object"))
     }
 
-    /// Until all of it is done.
+    /// Until all of it is done; with NCCL, until it is in the current stream's order.
     pub(crate) fn wait(self) -> Result<(), ShimError> {
         // SAFETY: the object lives as long as `self`; LibTorch's threads do the work, and this one waits.
         check(unsafe { sys::replay_works_wait(self.0.as_ptr()) })

@@ -93,14 +93,27 @@ impl<'d, 'b> ShardedBuilder<'d, 'b> {
     /// Compares what all processes have built, and cuts the parameters. Collective.
     ///
     /// # Errors
-    /// See [`ShardError`]; then nothing has been cut.
+    /// See [`ShardError`]; then nothing has been cut, and the group has failed.
     pub fn build(self) -> Result<Sharded<'d>, ShardError> {
+        let dist = self.dist;
+        self.cut().inspect_err(|error| {
+            // What ranks find out together, all of them know.
+            if !matches!(error, ShardError::Dist(_)) {
+                dist.abort(&error.to_string());
+            }
+        })
+    }
+
+    fn cut(self) -> Result<Sharded<'d>, ShardError> {
         let mut named: Vec<_> = self.vs.variables().into_iter().collect();
         named.sort_by(|a, b| a.0.cmp(&b.0));
         let groups = store::groups(self.vs);
         self.check_prefixes(&named)?;
         self.check_mixed()?;
-        ties::check(&named, |name, tensor| self.owner(name, groups.contains_key(&ffi::identity(tensor))))?;
+        self.check_device()?;
+        ties::check(&named, self.compute.is_cuda(), |name, tensor| {
+            self.owner(name, groups.contains_key(&ffi::identity(tensor)))
+        })?;
         let mut numbers = HashMap::new();
         let (mut cut, mut aliases, mut whole, mut ignored) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for (name, tensor) in named.iter().map(|(name, tensor)| (name.clone(), tensor.shallow_clone())) {
@@ -124,8 +137,7 @@ impl<'d, 'b> ShardedBuilder<'d, 'b> {
         self.sync(cut.iter().chain(&whole).map(|(_, tensor)| tensor))?;
         self.dist.name_units(units.iter().map(|unit| unit.name.clone()).collect());
         let by_key = self.units.iter().enumerate().map(|(i, (_, key))| (*key, i + 1)).collect();
-        let payload = if self.compute.is_cuda() { self.dist.payload() } else { Device::Cpu };
-        let places = Places { compute: self.compute, payload };
+        let places = Places { compute: self.compute, payload: self.payload() };
         whole.iter().for_each(|(_, tensor)| move_to(tensor, self.compute));
         let param = |(name, tensor)| {
             let group = groups[&ffi::identity(&tensor)];
@@ -144,6 +156,19 @@ impl<'d, 'b> ShardedBuilder<'d, 'b> {
             peak: Cell::new(0),
             gathered: Cell::new(0),
         })
+    }
+
+    fn payload(&self) -> Device {
+        if self.compute.is_cuda() { self.dist.payload() } else { Device::Cpu }
+    }
+
+    fn check_device(&self) -> Result<(), ShardError> {
+        let there = match self.compute {
+            Device::Cpu => true,
+            Device::Cuda(index) => i64::try_from(index).is_ok_and(|index| index < tch::Cuda::device_count()),
+            _ => false,
+        };
+        if there { Ok(()) } else { Err(ShardError::Device { device: self.compute }) }
     }
 
     fn check_mixed(&self) -> Result<(), ShardError> {
@@ -236,7 +261,13 @@ impl<'d, 'b> ShardedBuilder<'d, 'b> {
             hash(&(params, aliases)),
             hash(&whole),
             hash(&units),
-            hash(&(self.sync, self.overlap, self.compute.is_cuda(), format!("{:?}", self.mixed))),
+            hash(&(
+                self.sync,
+                self.overlap,
+                self.compute.is_cuda(),
+                self.payload().is_cuda(),
+                format!("{:?}", self.mixed),
+            )),
         ];
         let mut words = [0; WORDS];
         for (word, part) in words.chunks_exact_mut(8).zip(parts) {

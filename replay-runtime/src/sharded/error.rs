@@ -1,6 +1,6 @@
 //! Why a store cannot be cut.
 
-use tch::Kind;
+use tch::{Device, Kind};
 
 use crate::dist::DistError;
 
@@ -67,13 +67,22 @@ pub enum ShardError {
 
     /// A parameter that cannot be cut.
     #[error(
-        "parameter `{parameter}` is {what}, which cannot be sharded\nleave it whole with `ignore(\"{parameter}\")`"
+        "parameter `{parameter}` is {what}, which cannot be sharded\npieces are f32, f64 or bf16, on the CPU (`compute_on` brings them to a GPU while they are whole); leave it whole with `ignore(\"{parameter}\")`"
     )]
     Parameter {
         /// The parameter.
         parameter: String,
         /// What it is.
         what: String,
+    },
+
+    /// Blocks cannot compute there.
+    #[error(
+        "blocks of a sharded store cannot compute on {device:?}\ntake the CPU, or a CUDA device that this process sees"
+    )]
+    Device {
+        /// The device.
+        device: Device,
     },
 
     /// A kind that parameters or gradients cannot be sent in.

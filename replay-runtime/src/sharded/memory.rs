@@ -19,7 +19,8 @@ pub struct MemoryReport {
     pub resident: u64,
     /// The largest unit, which is whole while one of its blocks runs, and once more for its gradients in the backward pass.
     pub largest_unit: u64,
-    /// The most bytes of whole parameters that there have been at once, beside the pieces.
+    /// The most bytes of whole parameters that there have been at once, beside the pieces, which they are themselves in a world of one;
+    /// without those that were on their way.
     pub gathered_peak: u64,
 }
 

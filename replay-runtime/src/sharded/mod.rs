@@ -178,7 +178,7 @@ impl Shards for Sharded<'_> {
         self.exchange(unit, grads)
     }
 
-    fn prefetch(&self, unit: usize) -> Result<(), DistError> {
+    fn prefetch(&self, unit: Option<usize>) -> Result<(), DistError> {
         self.begin_ahead(unit)
     }
 

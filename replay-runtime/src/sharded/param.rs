@@ -168,21 +168,23 @@ impl Param {
         tch::no_grad(|| self.tensor.shallow_clone().set_data(&whole.narrow(0, 0, self.numel).view(&self.shape[..])));
     }
 
-    /// A gradient as pieces for all ranks; zeros where there is none.
-    pub(super) fn pieces_of(&self, grad: Option<Tensor>) -> Tensor {
-        let size = self.chunk * self.world;
-        let kind = self.mixed.reduce;
-        let flat = grad.map(|grad| grad.reshape(-1));
-        tch::no_grad(|| match flat {
-            Some(flat) if self.numel == size => flat.to_device(self.places.payload).to_kind(kind),
-            flat => {
-                let padded = Tensor::zeros([size], (kind, self.places.payload));
-                if let Some(flat) = flat {
-                    padded.narrow(0, 0, self.numel).copy_(&flat);
-                }
-                padded
+    /// A gradient as pieces for all ranks.
+    pub(super) fn pieces_of(&self, grad: &Tensor) -> Tensor {
+        tch::no_grad(|| {
+            let dense = if grad.is_sparse() { grad.to_dense(None::<Kind>, false) } else { grad.shallow_clone() };
+            let flat = dense.reshape(-1).to_device(self.places.payload).to_kind(self.mixed.reduce);
+            if self.numel == self.chunk * self.world {
+                return flat;
             }
+            let padded = self.no_pieces();
+            padded.narrow(0, 0, self.numel).copy_(&flat);
+            padded
         })
+    }
+
+    /// Those of a gradient that this rank has not.
+    pub(super) fn no_pieces(&self) -> Tensor {
+        Tensor::zeros([self.chunk * self.world], (self.mixed.reduce, self.places.payload))
     }
 
     /// Adds the mean of the pieces that all ranks have sent, summed in rank order, to what there is.

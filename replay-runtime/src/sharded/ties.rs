@@ -43,9 +43,11 @@ struct Named<'n> {
     owner: Owner<'n>,
 }
 
-/// Whether all names of a tensor have one owner, and nothing that is to be cut shares its memory with another variable.
+/// Whether all names of a tensor have one owner, and nothing that is to be cut, or is `moved` to another device, shares its memory
+/// with another variable.
 pub(super) fn check<'n>(
     variables: &'n [(String, Tensor)],
+    moved: bool,
     owner: impl Fn(&str, &Tensor) -> Result<Owner<'n>, ShardError>,
 ) -> Result<(), ShardError> {
     // The tensors live as long as these maps: no address is that of another one by now.
@@ -59,7 +61,7 @@ pub(super) fn check<'n>(
         }
         let Some(storage) = ffi::storage(tensor) else { continue };
         let first = *storages.entry(storage).or_insert(this);
-        if first.name != this.name && (first.owner.is_cut() || this.owner.is_cut()) {
+        if first.name != this.name && (moved || first.owner.is_cut() || this.owner.is_cut()) {
             let (first, second) = (first.name.to_owned(), this.name.to_owned());
             return Err(ShardError::SharedMemory { first, second });
         }

@@ -49,33 +49,52 @@ impl Transfers {
 }
 
 impl Sharded<'_> {
-    /// The whole parameters of a unit. Collective, unless they are on their way.
+    /// The whole parameters of a unit. Collective, unless they are on their way or there are none.
     pub(super) fn gather(&self, unit: usize) -> Result<Vec<Tensor>, DistError> {
         let ahead = self.transfers.ahead.borrow_mut().take_if(|gather| gather.unit == unit);
-        let gather = ahead.map_or_else(|| self.begin_gather(unit), Ok)?;
+        let gather =
+            ahead.map_or_else(|| self.announce(unit).and_then(|wholes| self.begin_gather(unit, wholes)), Ok)?;
         self.wait(gather.works, Operation::Gather, unit)?;
         Ok(gather.wholes)
     }
 
-    /// The unit will be the next one: its parameters set out, unless others are on their way.
-    pub(super) fn begin_ahead(&self, unit: usize) -> Result<(), DistError> {
+    /// The unit will be the next one: its parameters set out, unless others are on their way. Ranks may differ in what they expect,
+    /// by which tensors they keep alive: then nothing sets out.
+    pub(super) fn begin_ahead(&self, unit: Option<usize>) -> Result<(), DistError> {
         let Transfers { overlap, ahead, .. } = &self.transfers;
-        if *overlap && ahead.borrow().is_none() && self.units[unit].open.get() == 0 {
-            let gather = self.begin_gather(unit)?;
+        if !*overlap || ahead.borrow().is_some() {
+            return Ok(());
+        }
+        let unit = unit.filter(|unit| self.units[*unit].open.get() == 0);
+        let mut words = [0; WORDS];
+        words[..4].copy_from_slice(&unit.and_then(Self::number).map_or(0, |unit| unit + 1).to_le_bytes());
+        let wholes = unit.map(|unit| self.rooms(unit));
+        let records = self.dist.enter(Operation::Prefetch, None, 0, words)?;
+        if let Some((unit, wholes)) = unit.zip(wholes)
+            && records.iter().all(|record| record.words == words)
+        {
+            let gather = self.begin_gather(unit, wholes)?;
             *ahead.borrow_mut() = Some(gather);
         }
         Ok(())
     }
 
-    fn begin_gather(&self, unit: usize) -> Result<Gather, DistError> {
-        let bytes = self.params_of(unit).map(Param::gather_bytes).sum();
+    /// Memory is taken before the others rely on this rank.
+    fn rooms(&self, unit: usize) -> Vec<Tensor> {
+        let room = |param: &Param| param.room(param.mixed.param, param.places.payload, &self.transfers.spare);
+        self.params_of(unit).map(room).collect()
+    }
+
+    /// All ranks are about to gather the unit.
+    fn announce(&self, unit: usize) -> Result<Vec<Tensor>, DistError> {
+        let (wholes, bytes) = (self.rooms(unit), self.params_of(unit).map(Param::gather_bytes).sum());
         if !self.units[unit].params.is_empty() {
             self.dist.enter(Operation::Gather, Self::number(unit), bytes, [0; WORDS])?;
         }
-        let wholes: Vec<_> = self
-            .params_of(unit)
-            .map(|param| param.room(param.mixed.param, param.places.payload, &self.transfers.spare))
-            .collect();
+        Ok(wholes)
+    }
+
+    fn begin_gather(&self, unit: usize, wholes: Vec<Tensor>) -> Result<Gather, DistError> {
         let works = self.dist.group().map(|group| group.gather_pieces(&wholes)).transpose();
         let works = works.map_err(|error| self.dist.lost(Operation::Gather, Self::number(unit), error))?;
         Ok(Gather { unit, wholes, works })
@@ -90,10 +109,13 @@ impl Sharded<'_> {
     }
 
     fn begin_exchange(&self, unit: usize, grads: Vec<Option<Tensor>>) -> Result<Exchange, DistError> {
-        let any = self.agree_on_grads(unit, &grads)?;
-        let used = self.units[unit].params.iter().zip(grads).zip(any).filter(|(_, any)| *any);
-        let (numbers, pieces): (Vec<_>, Vec<_>) =
-            used.map(|((&number, grad), _)| (number, self.params[number].pieces_of(grad))).unzip();
+        // What can fail here alone comes before the others rely on this rank.
+        let own = self.params_of(unit).zip(grads).map(|(param, grad)| grad.map(|grad| param.pieces_of(&grad)));
+        let own: Vec<_> = own.collect();
+        let any = self.agree_on_grads(unit, &own)?;
+        let used = self.units[unit].params.iter().zip(own).zip(any).filter(|(_, any)| *any);
+        let pieces = |number: usize, own: Option<Tensor>| own.unwrap_or_else(|| self.params[number].no_pieces());
+        let (numbers, pieces): (Vec<_>, Vec<_>) = used.map(|((&number, own), _)| (number, pieces(number, own))).unzip();
         let Some(group) = self.dist.group() else {
             return Ok(Exchange { unit, received: numbers.into_iter().zip(pieces).collect(), works: None });
         };

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
-use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
+use std::io::{BufWriter, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
@@ -119,7 +119,11 @@ impl Writer {
 pub(super) fn sync_folder(path: &Path) -> Result<()> {
     // An empty one is where the program was started.
     let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
-    File::open(path).and_then(|folder| folder.sync_all()).map_err(io("write to", path))
+    match File::open(path).and_then(|folder| folder.sync_all()) {
+        // Some file systems cannot, and need not.
+        Err(error) if matches!(error.kind(), ErrorKind::InvalidInput | ErrorKind::Unsupported) => Ok(()),
+        outcome => outcome.map_err(io("write to", path)),
+    }
 }
 
 /// A file whose header was read.
@@ -163,7 +167,8 @@ impl Reader {
             let elements = info.shape.iter().try_fold(1usize, |all, &size| all.checked_mul(size));
             let length = elements.and_then(|elements| elements.checked_mul(info.dtype.size()));
             let last = (to as u64).checked_add(self.start);
-            if to.checked_sub(from).is_none_or(|found| Some(found) != length) || last.is_none() {
+            let too_large = info.shape.iter().any(|&size| i64::try_from(size).is_err());
+            if too_large || to.checked_sub(from).is_none_or(|found| Some(found) != length) || last.is_none() {
                 return Err(damaged(&self.path, format!("says that `{name}` is where it cannot be")));
             }
             end = end.max(last.unwrap_or_default());

@@ -41,7 +41,7 @@ impl Sharded<'_> {
                 sync_folder(path.parent().unwrap_or(Path::new("")))
             };
             let published = written.and_then(|()| if first { publish() } else { Ok(()) });
-            self.all_done(Operation::Save, published.map(|()| [])).map(drop)
+            self.all_done(Operation::SaveFull, published.map(|()| [])).map(drop)
         });
         if first && outcome.is_err() {
             let _ = fs::remove_file(&work);
@@ -59,8 +59,8 @@ impl Sharded<'_> {
         for (_, variable) in variables {
             match variable {
                 Variable::Cut(param) => {
-                    self.all_done(Operation::Save, so_far.map(|()| []))?;
-                    so_far = write(&self.whole_of(param, Operation::Save)?);
+                    self.all_done(Operation::SaveFull, so_far.map(|()| []))?;
+                    so_far = write(&self.whole_of(param, Operation::SaveFull)?);
                 }
                 Variable::Whole(tensor) => so_far = so_far.and_then(|()| write(tensor)),
             }
@@ -97,11 +97,11 @@ impl Sharded<'_> {
                 Ok(value) => (value, Ok([])),
                 Err(error) => (None, Err(error)),
             };
-            self.all_done(Operation::Load, own)?;
+            self.all_done(Operation::LoadFull, own)?;
             let whole = value.unwrap_or_else(|| Tensor::empty(&item.shape[..], (item.kind, Device::Cpu)));
             if let Some(group) = self.dist.group().filter(|_| whole.numel() > 0) {
                 let outcome = group.broadcast(&whole, 0);
-                outcome.map_err(|error| self.dist.lost(Operation::Load, None, error))?;
+                outcome.map_err(|error| self.dist.lost(Operation::LoadFull, None, error))?;
             }
             found.push(match variable {
                 Variable::Cut(param) => whole.view(-1).narrow(0, param.first(), param.own).copy(),
@@ -119,7 +119,7 @@ impl Sharded<'_> {
                 into.f_copy_(value).map(drop).map_err(&copy)
             })
         });
-        self.all_done(Operation::Load, taken.map(|()| [])).map(drop)
+        self.all_done(Operation::LoadFull, taken.map(|()| [])).map(drop)
     }
 
     /// Each variable whole, by name, one after the other: to evaluate, to count, to print. Collective: `visit` is called on all ranks.
@@ -133,8 +133,8 @@ impl Sharded<'_> {
         for (item, variable) in self.variables() {
             match variable {
                 Variable::Cut(param) => {
-                    self.all_done(Operation::Gather, so_far.map(|()| []))?;
-                    let whole = self.whole_of(param, Operation::Gather)?;
+                    self.all_done(Operation::SummonFull, so_far.map(|()| []))?;
+                    let whole = self.whole_of(param, Operation::SummonFull)?;
                     // In a world of one it is the piece itself.
                     let whole = if self.dist.world() == 1 { whole.copy() } else { whole };
                     visit(&item.name, &whole);
@@ -143,7 +143,7 @@ impl Sharded<'_> {
                 Variable::Whole(tensor) => visit(&item.name, tensor),
             }
         }
-        self.all_done(Operation::Gather, so_far.map(|()| [])).map(drop)
+        self.all_done(Operation::SummonFull, so_far.map(|()| [])).map(drop)
     }
 
     /// In the order of a file.

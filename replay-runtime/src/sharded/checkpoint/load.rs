@@ -23,7 +23,7 @@ pub struct Loaded {
     pub step: u64,
     /// How many processes have saved it.
     pub world: usize,
-    /// Whether each process has the generator of random numbers back that the one of its rank had: where there are as many processes.
+    /// Whether each process has the CPU's generator of random numbers back that the one of its rank had: where there are as many processes.
     /// Else generators are as they were; seed them.
     pub generators: bool,
 }
@@ -124,14 +124,16 @@ impl Sharded<'_> {
         let source = source.and_then(|source| self.check_fits(&source, optimizer.as_deref()).map(|()| source));
         let (mut source, own) = match source {
             Ok(source) => {
-                let words = [u64::from_str_radix(&source.meta.id, 16).unwrap_or_default()];
-                (Some(source), Ok(words))
+                let id = u64::from_str_radix(&source.meta.id, 16).unwrap_or_default();
+                (Some(source), Ok([id, u64::from(optimizer.is_some())]))
             }
             Err(error) => (None, Err(error)),
         };
-        let ids = self.all_done(Operation::Load, own)?;
-        if let Some(rank) = ids.iter().position(|id| *id != ids[0]) {
-            return Err(CheckpointError::Ranks { rank, what: "checkpoint" });
+        let words = self.all_done(Operation::Load, own)?;
+        for (i, what) in ["checkpoint", "optimizer to load"].into_iter().enumerate() {
+            if let Some(rank) = words.iter().position(|of_rank| of_rank[i] != words[0][i]) {
+                return Err(CheckpointError::Ranks { rank, what });
+            }
         }
         let source = source.as_mut().expect("else it is an error of all ranks");
         let (found, own) = match self.find(source, optimizer.as_deref()) {
@@ -179,7 +181,7 @@ impl Sharded<'_> {
         let pieces = self.params.iter().map(|param| source.piece(&of_variable(&param.name), param));
         let pieces = pieces.collect::<Result<_>>()?;
         let whole = self.whole.iter().map(|(name, _)| source.whole(&of_variable(name), rank, world));
-        let whole = whole.collect::<Result<_>>()?;
+        let whole: Vec<_> = whole.collect::<Result<_>>()?;
         let (mut states, own) = (Vec::new(), source.own_states(rank, world)?);
         for (optimizer, name) in
             optimizer.iter().flat_map(|optimizer| optimizer.names().map(move |name| (optimizer, name)))
@@ -189,7 +191,14 @@ impl Sharded<'_> {
             let state = saved.map(|saved| self.find_state(source, optimizer, name, &saved)).transpose()?;
             states.push((name.to_owned(), state));
         }
+        for ((name, variable), found) in self.whole.iter().zip(&whole) {
+            check_like(&source.folder, name, found, variable)?;
+        }
         let generator = (source.meta.world == world).then(|| source.whole(GENERATOR, rank, world)).transpose()?;
+        if let Some(found) = &generator {
+            let now = ffi::generator_bytes(Device::Cpu).map_err(torch("read the random number generator"))?;
+            check_like(&source.folder, GENERATOR, found, &now)?;
+        }
         Ok(Found { pieces, whole, states, generator })
     }
 
@@ -230,14 +239,17 @@ impl Sharded<'_> {
             optimizer.set_lrs(rates)
         };
         let state = |(name, _): &(String, _)| Ok((name.clone(), optimizer.state(name)?));
-        let (before, rates) = (states.iter().map(state).collect::<std::result::Result<States, _>>(), optimizer.lrs());
-        let taken = before.as_ref().map_or(Ok(()), |_| set(optimizer, states, &saved.learning_rates));
+        let before = states.iter().map(state).collect::<std::result::Result<States, _>>();
+        let rates = optimizer.lrs();
+        let (taken, before) = match before {
+            Ok(before) => (set(optimizer, states, &saved.learning_rates), before),
+            Err(error) => (Err(error), States::new()),
+        };
         let done = self.all_done(Operation::Load, taken.map(|()| []).map_err(&refused));
-        if let (Err(_), Ok(before)) = (&done, &before) {
+        if done.is_err() {
             // These it had.
-            let _ = set(optimizer, before, &rates);
+            let _ = set(optimizer, &before, &rates);
         }
-        before.map_err(&refused)?;
         done.map(drop)
     }
 
@@ -292,4 +304,13 @@ fn same(folder: &Path, what: &str, ours: &BTreeMap<String, Shape>, theirs: &BTre
         Some(name) => Err(differs(folder, format!("it has a {what} `{name}`, and the model has not"))),
         None => Ok(()),
     }
+}
+
+/// Whether the file of a rank has what `meta.json` says.
+fn check_like(folder: &Path, name: &str, found: &Tensor, expected: &Tensor) -> Result<()> {
+    let text = |tensor: &Tensor| format!("{:?} {:?}", tensor.kind(), tensor.size());
+    if text(found) == text(expected) {
+        return Ok(());
+    }
+    Err(damaged(folder, format!("has a `{name}` of {}, where {} is expected", text(found), text(expected))))
 }

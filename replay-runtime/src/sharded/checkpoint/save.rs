@@ -41,7 +41,15 @@ impl Place {
             return Err(CheckpointError::Exists { path: self.path.clone() });
         }
         self.discard();
-        fs::create_dir_all(&self.work).map_err(io("create", &self.work))
+        // Folders that are new must be in theirs, on the disk.
+        let new: Vec<_> = self
+            .path
+            .ancestors()
+            .skip(1)
+            .take_while(|folder| !folder.as_os_str().is_empty() && !folder.exists())
+            .collect();
+        fs::create_dir_all(&self.work).map_err(io("create", &self.work))?;
+        new.iter().try_for_each(|folder| sync_folder(folder.parent().unwrap_or(Path::new(""))))
     }
 
     fn discard(&self) {
@@ -58,7 +66,10 @@ impl Place {
         write().map_err(io("write", &path))?;
         sync_folder(&self.work)?;
         fs::rename(&self.work, &self.path).map_err(io("create", &self.path))?;
-        sync_folder(self.path.parent().unwrap_or(Path::new("")))
+        sync_folder(self.path.parent().unwrap_or(Path::new(""))).inspect_err(|_| {
+            // It is not known to last, so it is none.
+            let _ = fs::rename(&self.path, &self.work);
+        })
     }
 }
 
