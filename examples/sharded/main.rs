@@ -9,13 +9,14 @@ mod check;
 mod model;
 
 use std::error::Error;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
 use replay_runtime::dist::{Dist, report_failure};
-use replay_runtime::{Rollout, bench_support};
+use replay_runtime::{Optimizer, Rollout, bench_support};
 use serde::Serialize;
-use tch::nn::{self, OptimizerConfig};
+use tch::nn;
 use tch::{Device, Tensor};
 
 use model::{Decoder, Size, batch};
@@ -47,6 +48,12 @@ struct Options {
     /// Rank 0 trains a second model at the end, alone and with the batches of all, and compares every bit.
     #[arg(long)]
     check: bool,
+    /// A checkpoint to go on from, of however many processes.
+    #[arg(long, conflicts_with = "check")]
+    load: Option<PathBuf>,
+    /// A folder to be made, for the checkpoint at the end.
+    #[arg(long)]
+    save: Option<PathBuf>,
     /// Rank 0 prints a record instead of lines.
     #[arg(long)]
     json: bool,
@@ -102,23 +109,30 @@ fn run(options: &Options) -> Result<(), Box<dyn Error>> {
     let unit = of_layer.map(|(_, count)| count).sum::<usize>();
     let parameters = counts.iter().map(|(_, count)| count).sum::<usize>();
 
-    let sharded = decoder.shard(&dist, &vs)?;
-    let mut optimizer = nn::AdamW::default().build(&vs, 1e-3)?;
+    let mut sharded = decoder.shard(&dist, &vs)?;
+    let mut optimizer = Optimizer::new(&sharded, nn::AdamW::default(), 1e-3)?;
+    let begin = match &options.load {
+        Some(path) => usize::try_from(sharded.load_sharded(path, Some(&mut optimizer))?.step)?,
+        None => 0,
+    };
     bench_support::reset_live_peak();
     let mut losses = Vec::new();
-    for step in 0..options.steps {
+    for step in begin..begin + options.steps {
         let own = batch(size, options.batch, seed(step, dist.rank(), world));
         let rollout = Rollout::new(&sharded);
         let loss = decoder.losses(&rollout, &own.unsqueeze(0))?.remove(0);
         rollout.backward(&loss)?;
         let norm = sharded.grad_norm()?;
-        optimizer.step();
+        optimizer.step()?;
         sharded.zero_grad();
         let all = dist.all_gather(f64::try_from(&loss)?)?;
         losses.push(mean(&all));
         if dist.rank() == 0 && !options.json {
-            println!("step {step:3}: loss {:.6}, norm of the gradient {norm:.4}", losses[step]);
+            println!("step {step:3}: loss {:.6}, norm of the gradient {norm:.4}", losses[step - begin]);
         }
+    }
+    if let Some(path) = &options.save {
+        sharded.save_sharded(path, Some(&optimizer), u64::try_from(begin + options.steps)?)?;
     }
     let peak_bytes = dist.all_gather(bench_support::live_peak() as f64)?;
     let equal = (options.check && dist.rank() == 0).then(|| check::is_equal(&vs, &losses, options, world));

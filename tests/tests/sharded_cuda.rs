@@ -19,7 +19,7 @@ impl Layer {
     #[replay_block(buffers, early_stop)]
     fn forward(&self, x: &Tensor) -> Tensor {
         let h = self.linear.forward(x).tanh();
-        tch::no_grad(|| drop(self.mean.shallow_clone().copy_(&h.mean_dim(0, false, h.kind()))));
+        tch::no_grad(|| self.mean.shallow_clone().copy_(&h.mean_dim(0, false, h.kind())));
         x + h
     }
 }

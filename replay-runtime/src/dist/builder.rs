@@ -29,7 +29,7 @@ pub struct DistBuilder {
     pub(super) prefix: String,
     timeout: Duration,
     wait: Duration,
-    #[cfg(feature = "nccl")]
+    /// The CUDA device whose tensors go by NCCL.
     nccl: Option<usize>,
 }
 
@@ -44,7 +44,6 @@ impl DistBuilder {
             prefix: "replay".to_owned(),
             timeout: Duration::from_mins(10),
             wait: Duration::from_mins(5),
-            #[cfg(feature = "nccl")]
             nccl: None,
         }
     }
@@ -110,11 +109,7 @@ impl DistBuilder {
 
     /// The device whose tensors need not come to the host to be sent.
     fn payload(&self) -> Device {
-        #[cfg(feature = "nccl")]
-        if let Some(device) = self.nccl.filter(|_| self.world > 1) {
-            return Device::Cuda(device);
-        }
-        Device::Cpu
+        self.nccl.filter(|_| self.world > 1).map_or(Device::Cpu, Device::Cuda)
     }
 
     pub(super) fn begin(self, group: Option<Group>) -> Dist {

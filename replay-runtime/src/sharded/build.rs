@@ -138,7 +138,9 @@ impl<'d, 'b> ShardedBuilder<'d, 'b> {
         self.dist.name_units(units.iter().map(|unit| unit.name.clone()).collect());
         let by_key = self.units.iter().enumerate().map(|(i, (_, key))| (*key, i + 1)).collect();
         let places = Places { compute: self.compute, payload: self.payload() };
-        whole.iter().for_each(|(_, tensor)| move_to(tensor, self.compute));
+        for (_, tensor) in &whole {
+            move_to(tensor, self.compute);
+        }
         let param = |(name, tensor)| {
             let group = groups[&ffi::identity(&tensor)];
             Param::new(name, tensor, group, self.mixed, places, self.dist)
