@@ -277,6 +277,12 @@ impl Optimizer {
         self.parameters.iter().map(|parameter| parameter.name.as_str())
     }
 
+    /// The tensor that it trains under that name.
+    pub(crate) fn tensor(&self, name: &str) -> Option<&Tensor> {
+        let at = self.parameter(name).ok()?;
+        Some(&self.parameters[at].tensor)
+    }
+
     /// The names that tensors of a state can have.
     pub(crate) fn state_names(&self) -> &[&'static str] {
         self.raw.slots()

@@ -167,6 +167,8 @@ impl<'m> Rollout<'m> {
     /// # Panics
     /// If a block's body panics in its replay, with the body's own payload and after everything was restored.
     pub fn backward(self, loss: &Tensor) -> Result<RolloutReport, ReplayError> {
+        // Not a failure of the pass that is under way.
+        let _pass = self.state.windows.begin_pass()?;
         let outcome = if self.state.windows.any() {
             // Other processes must hear of a panic too.
             let outcome = catch_unwind(AssertUnwindSafe(|| self.differentiate(loss)));

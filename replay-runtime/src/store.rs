@@ -52,6 +52,9 @@ pub trait Shards {
     fn close(&self, unit: usize);
     /// The unit, if any, is the next one that will be opened: its parameters may be on their way until then. Collective.
     fn prefetch(&self, unit: Option<usize>) -> Result<(), DistError>;
+    /// A backward pass begins; false where one is under way.
+    fn begin_pass(&self) -> bool;
+    fn end_pass(&self);
     /// Takes the whole `.grad`s, while a window is open.
     fn take_grads(&self, unit: usize) -> Result<Vec<Option<Tensor>>, DistError>;
     /// Adds them up over all processes, and this process's pieces to what there is. Collective.

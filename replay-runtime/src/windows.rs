@@ -42,13 +42,29 @@ impl Drop for Window<'_> {
     }
 }
 
+/// A backward pass over a store is under way until it is dropped.
+pub(crate) struct PassOver<'m>(Option<&'m dyn Shards>);
+
+impl Drop for PassOver<'_> {
+    fn drop(&mut self) {
+        if let Some(store) = self.0 {
+            store.end_pass();
+        }
+    }
+}
+
 impl<'m> Windows<'m> {
     /// Opens the resident unit; a failure is told at the first occasion.
     pub(crate) fn new(stores: &[&'m dyn Store], accumulate: Option<Kind>) -> Self {
         let store = stores.iter().find_map(|store| store.shards());
         let windows = Self { store, ..Self::default() };
         if let Some(store) = store {
-            let outcome = if accumulate.is_some() { Err(DistError::AccumulateIn) } else { windows.begin(store) };
+            let several = stores.iter().filter(|store| store.shards().is_some()).count() > 1;
+            let outcome = match (several, accumulate) {
+                (true, _) => Err(DistError::SecondStore),
+                (_, Some(_)) => Err(DistError::AccumulateIn),
+                (false, None) => windows.begin(store),
+            };
             *windows.failed.borrow_mut() = outcome.err();
         }
         windows
@@ -69,6 +85,17 @@ impl<'m> Windows<'m> {
     /// The unit whose window a block opens.
     pub(crate) fn unit(&self, label: &Label) -> Option<usize> {
         label.unit.as_ref().zip(self.store).and_then(|(key, store)| store.unit(key))
+    }
+
+    /// Begins the rollout's backward pass: one at a time over a store, which adds up gradients.
+    pub(crate) fn begin_pass(&self) -> Result<PassOver<'m>, ReplayError> {
+        let pass = PassOver(self.store);
+        if self.store.is_none_or(Shards::begin_pass) {
+            return Ok(pass);
+        }
+        // It is the other one's to end.
+        std::mem::forget(pass);
+        Err(dist(DistError::Nested))
     }
 
     /// Whether it is a parameter of an open unit.
@@ -148,6 +175,11 @@ impl<'m> Windows<'m> {
     /// After the pass: the resident unit's gradients too, and then all pieces have theirs.
     pub(crate) fn flush(&self) -> Result<(), ReplayError> {
         let Some(store) = self.store else { return Ok(()) };
+        if let Some(before) = self.versions.get()
+            && let Some(parameter) = store.changed(before).map_err(dist)?
+        {
+            return Err(dist(DistError::Written { parameter }));
+        }
         let grads = store.take_grads(store.resident());
         self.close();
         grads.and_then(|grads| store.reduce(store.resident(), grads)).and_then(|()| store.flush()).map_err(dist)

@@ -326,6 +326,42 @@ fn what_is_not_whole_is_not_loaded() {
     assert_eq!(model.bits(), saved(&folder.0.join("three"), &dist, 3).bits());
 }
 
+/// The header of a rank's file says what that of no save does, and is consistent in itself.
+#[test]
+fn what_a_rank_has_whole_is_compared_before_anything_is_changed() {
+    let (folder, dist) = (Folder::new("header"), Dist::single());
+    let path = folder.0.join("one");
+    saved(&path, &dist, 3);
+    let [rank, meta] = ["rank_0.safetensors", "meta.json"].map(|file| path.join(file));
+    let (file, about) = (fs::read(&rank).unwrap(), fs::read_to_string(&meta).unwrap());
+    let end = 8 + usize::try_from(u64::from_le_bytes(file[..8].try_into().unwrap())).unwrap();
+    let header = std::str::from_utf8(&file[8..end]).unwrap();
+    for (name, from, to, text) in [
+        ("variable/head", "\"dtype\":\"F32\"", "\"dtype\":\"I32\"", "Int [15], where Float [15] is expected"),
+        ("variable/layers.1.mean", "\"shape\":[5]", "\"shape\":[5,1]", "Float [5, 1], where Float [5] is expected"),
+        ("variable/layers.1.mean", "\"dtype\":\"F32\"", "\"dtype\":\"I32\"", "Int [5], where Float [5] is expected"),
+        ("variable/layers.1.ignored", "\"shape\":[5]", "\"shape\":[1,5]", "Float [1, 5], where Float [5] is expected"),
+        ("generator/cpu", "\"shape\":[", "\"shape\":[1,", "Uint8 [1, "),
+        ("generator/cpu", "\"dtype\":\"U8\"", "\"dtype\":\"I8\"", "where Uint8 ["),
+    ] {
+        // Of that tensor, between its name and the end of what is said of it.
+        let begin = header.find(&format!("\"{name}\":{{")).unwrap();
+        let length = header[begin..].find('}').unwrap();
+        let said = &header[begin..begin + length];
+        assert!(said.contains(from), "{said}");
+        let changed = header.replacen(said, &said.replacen(from, to, 1), 1);
+        let length = u64::try_from(changed.len()).unwrap().to_le_bytes();
+        let damaged = [&length[..], changed.as_bytes(), &file[end..]].concat();
+        let bytes = |length: usize| format!("    {length}\n");
+        assert!(about.contains(&bytes(file.len())), "{about}");
+        fs::write(&meta, about.replacen(&bytes(file.len()), &bytes(damaged.len()), 1)).unwrap();
+        fs::write(&rank, damaged).unwrap();
+        let error = refused(&path, &dist).to_string();
+        let name = name.trim_start_matches("variable/");
+        assert!(error.contains(&format!("has a `{name}` of ")) && error.contains(text), "{name}, {to}: {error}");
+    }
+}
+
 #[test]
 fn what_does_not_fit_is_named() {
     let (folder, dist) = (Folder::new("fits"), Dist::single());

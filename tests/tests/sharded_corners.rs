@@ -148,6 +148,92 @@ fn a_write_to_a_whole_parameter_is_an_error() {
     assert!(error.to_string().contains("variable `head`"), "{error}");
 }
 
+/// What is written to a copy of the whole would be gone with it.
+#[test]
+fn a_step_while_a_rollout_lives_is_an_error() {
+    each_rank("a_step_while_a_rollout_lives_is_an_error", &[2], |dist| {
+        let vs = nn::VarStore::new(Device::Cpu);
+        let head = vs.root().var("head", &[1, 2], nn::Init::Const(1.0));
+        let sharded = Sharded::builder(&dist, &vs).build().unwrap();
+        let rollout = Rollout::new(&sharded);
+        let loss = (&head + 1.0).sum(Kind::Float);
+        tch::no_grad(|| drop(head.shallow_clone().fill_(9.0)));
+        if dist.rank() == 0 {
+            let error = rollout.backward(&loss).unwrap_err();
+            assert!(error.to_string().contains("parameter `head` was written to while a rollout lived"), "{error}");
+        } else {
+            drop(rollout);
+            let error = Rollout::new(&sharded).backward(&loss).unwrap_err();
+            assert!(error.to_string().contains("parameter `head` was written to while a rollout lived"), "{error}");
+        }
+    });
+}
+
+#[test]
+fn a_pass_inside_a_pass_is_an_error_of_the_inner_one() {
+    each_rank("a_pass_inside_a_pass_is_an_error_of_the_inner_one", &[1, 2], |dist| {
+        let model = Model::new();
+        let sharded = model.shard(&dist, false);
+        let (x, inner) = (randn(1, &[4, 5], Kind::Float).set_requires_grad(true), RefCell::new(Vec::new()));
+        let rollout = Rollout::new(&sharded);
+        let y = model.layers[1].forward_replay(&rollout, &x).unwrap();
+        let y = rollout
+            .block("outer", &[("y", &y)], |_, inputs| {
+                let other = Rollout::new(&sharded);
+                let z = model.layers[2].forward_replay(&other, &inputs[0].detach()).unwrap();
+                inner
+                    .borrow_mut()
+                    .push(other.backward(&z.square().mean(Kind::Float)).map_err(|error| error.to_string()));
+                &inputs[0] * 2.0
+            })
+            .unwrap();
+        let y = model.layers[0].forward_replay(&rollout, &y).unwrap();
+        rollout.backward(&y.square().mean(Kind::Float)).unwrap();
+        let inner = inner.into_inner();
+        assert!(inner.len() == 2 && inner[0].is_ok(), "{inner:?}");
+        assert!(inner[1].as_ref().unwrap_err().contains("in which another one was begun"), "{inner:?}");
+        assert!([0, 1].iter().all(|&i| model.layers[i].linear.ws.grad().defined()));
+        dist.shutdown().unwrap();
+    });
+}
+
+#[test]
+fn a_rollout_has_one_sharded_store() {
+    let (dist, [one, two]) = (Dist::single(), [Model::new(), Model::new()]);
+    let [first, second] = [one.shard(&dist, false), two.shard(&dist, false)];
+    let rollout = Rollout::builder(&first).store(&second).build();
+    let error = one.layers[0].forward_replay(&rollout, &randn(1, &[4, 5], Kind::Float)).unwrap_err();
+    assert!(error.to_string().contains("a rollout can have one sharded store"), "{error}");
+}
+
+#[test]
+fn memory_that_somebody_holds_is_not_cut() {
+    let (dist, model) = (Dist::single(), Model::new());
+    let view = model.layers[1].linear.ws.detach();
+    let error = Sharded::builder(&dist, &model.vs).build().unwrap_err();
+    assert!(matches!(&error, ShardError::Held { parameter } if parameter == "layers.1.weight"), "{error}");
+    drop(view);
+    let dist = Dist::single();
+    let first = model.shard(&dist, false);
+    let error = Sharded::builder(&dist, &model.vs).build().unwrap_err();
+    assert!(matches!(error, ShardError::Held { .. }), "{error}");
+    drop(first);
+}
+
+#[test]
+fn an_optimizer_of_another_store_is_not_saved() {
+    let (dist, [one, two]) = (Dist::single(), [Model::new(), Model::new()]);
+    let mut sharded = one.shard(&dist, false);
+    let mut optimizer = Optimizer::new(&two.vs, nn::AdamW::default(), 1e-2).unwrap();
+    let path = std::env::temp_dir().join(format!("replay-other-{}", std::process::id()));
+    let error = sharded.save_sharded(&path, Some(&optimizer), 0).unwrap_err();
+    assert!(matches!(&error, CheckpointError::Optimizer { parameter } if parameter == "layers.0.bias"), "{error}");
+    sharded.save_sharded(&path, None, 0).unwrap();
+    let error = sharded.load_sharded(&path, Some(&mut optimizer)).unwrap_err();
+    std::fs::remove_dir_all(&path).unwrap();
+    assert!(matches!(error, CheckpointError::Optimizer { .. }), "{error}");
+}
+
 /// Different checkpoint calls on different ranks are told apart before anything is sent.
 #[test]
 fn ranks_must_save_and_load_alike() {

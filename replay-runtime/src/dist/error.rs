@@ -150,6 +150,27 @@ pub enum DistError {
     )]
     AccumulateIn,
 
+    /// A rollout has two sharded stores.
+    #[error(
+        "a rollout can have one sharded store\nput all variables into one `VarStore` (`VarStore::merge`), and shard that"
+    )]
+    SecondStore,
+
+    /// A backward pass in the middle of another one over the same store.
+    #[error(
+        "a backward pass over this sharded store is under way, in which another one was begun\ntake the inner gradient with `Tensor::run_backward`, or over a store of its own"
+    )]
+    Nested,
+
+    /// Somebody has written to a parameter while it was whole.
+    #[error(
+        "parameter `{parameter}` was written to while a rollout lived, and what was written is lost: it was this rank's copy of the whole\ndrop all rollouts of the store, also those that only evaluate, before the optimizer's step"
+    )]
+    Written {
+        /// The parameter.
+        parameter: String,
+    },
+
     /// LibTorch failed on this rank alone, before anything was sent.
     #[error("could not {action}: {source}")]
     Torch {

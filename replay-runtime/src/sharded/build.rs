@@ -155,6 +155,8 @@ impl<'d, 'b> ShardedBuilder<'d, 'b> {
             whole,
             ignored,
             transfers: Transfers::new(self.overlap),
+            passing: Cell::new(false),
+            written: RefCell::default(),
             peak: Cell::new(0),
             gathered: Cell::new(0),
         })
@@ -229,6 +231,7 @@ impl<'d, 'b> ShardedBuilder<'d, 'b> {
             params: Vec::new(),
             open: Cell::new(0),
             rooms: RefCell::default(),
+            versions: RefCell::default(),
         };
         let mut units: Vec<_> =
             std::iter::once("resident").chain(self.units.iter().map(|(name, _)| name.as_str())).map(unit).collect();
@@ -321,6 +324,9 @@ fn move_to(tensor: &Tensor, device: Device) {
 }
 
 fn check_parameter(name: &str, tensor: &Tensor) -> Result<(), ShardError> {
+    if ffi::storage(tensor).is_some() && !ffi::owns_storage(tensor) {
+        return Err(ShardError::Held { parameter: name.to_owned() });
+    }
     let what = match tensor.kind() {
         Kind::Float | Kind::Double | Kind::BFloat16 if tensor.device() == Device::Cpu => return Ok(()),
         Kind::Float | Kind::Double | Kind::BFloat16 => format!("on {:?}", tensor.device()),

@@ -56,6 +56,15 @@ pub enum ShardError {
         second: String,
     },
 
+    /// Something else holds the memory of a parameter, and would keep all of it, or has cut it already.
+    #[error(
+        "the memory of parameter `{parameter}` is held by something that is no variable: a view of it, a graph, or another sharded store\ndrop that first, or leave the parameter whole with `ignore(\"{parameter}\")`"
+    )]
+    Held {
+        /// The parameter.
+        parameter: String,
+    },
+
     /// One object was named as two units.
     #[error("unit `{first}` and unit `{second}` are the same object")]
     SameObject {

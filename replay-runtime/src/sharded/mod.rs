@@ -34,6 +34,8 @@ struct Unit {
     open: Cell<usize>,
     /// What the whole parameters are in meanwhile.
     rooms: RefCell<Vec<Tensor>>,
+    /// Their versions when they became whole.
+    versions: RefCell<Vec<u64>>,
 }
 
 /// A model's parameters over all processes of a [`Dist`].
@@ -94,6 +96,10 @@ pub struct Sharded<'d> {
     /// Those of them that are trained.
     ignored: Vec<Parameter>,
     transfers: Transfers,
+    /// A backward pass is under way.
+    passing: Cell<bool>,
+    /// A parameter that was written to while it was whole.
+    written: RefCell<Option<String>>,
     /// The most bytes of gathered parameters at once.
     peak: Cell<u64>,
     gathered: Cell<u64>,
@@ -124,6 +130,22 @@ impl<'d> Sharded<'d> {
         u32::try_from(unit).ok()
     }
 
+    fn versions_of(&self, unit: usize) -> Result<Vec<u64>, DistError> {
+        self.params_of(unit).map(version).collect()
+    }
+
+    /// What was written to a whole parameter goes with it; in a world of one it is the piece.
+    fn note_writes(&self, unit: usize) {
+        let before = self.units[unit].versions.take();
+        if self.dist.world() > 1
+            && let Ok(now) = self.versions_of(unit)
+            && let Some(at) = before.iter().zip(&now).position(|(before, now)| before != now)
+        {
+            let number = self.units[unit].params[at];
+            self.written.borrow_mut().get_or_insert_with(|| self.params[number].name.clone());
+        }
+    }
+
     fn params_of(&self, unit: usize) -> impl Iterator<Item = &Param> {
         self.units[unit].params.iter().map(|&i| &self.params[i])
     }
@@ -140,6 +162,9 @@ impl Shards for Sharded<'_> {
 
     fn open(&self, unit: usize) -> Result<(), DistError> {
         let open = &self.units[unit].open;
+        if let Some(parameter) = self.written.borrow().clone() {
+            return Err(DistError::Written { parameter });
+        }
         if open.get() == 0 {
             if let Some(param) = self.params_of(unit).find(|param| !param.is_own()) {
                 return Err(DistError::Replaced { parameter: param.name.clone() });
@@ -147,6 +172,7 @@ impl Shards for Sharded<'_> {
             let wholes = self.gather(unit)?;
             self.params_of(unit).zip(&wholes).for_each(|(param, whole)| param.become_whole(whole));
             self.units[unit].rooms.replace(wholes);
+            self.units[unit].versions.replace(self.versions_of(unit)?);
             self.gathered.set(self.gathered.get() + self.params_of(unit).map(Param::bytes).sum::<u64>());
             self.peak.set(self.peak.get().max(self.gathered.get()));
         }
@@ -158,6 +184,7 @@ impl Shards for Sharded<'_> {
         let open = &self.units[unit].open;
         open.set(open.get().saturating_sub(1));
         if open.get() == 0 {
+            self.note_writes(unit);
             self.params_of(unit).for_each(Param::shard);
             let rooms = self.units[unit].rooms.take();
             // In a world of one they are the pieces. The resident unit's time comes once in a rollout.
@@ -167,6 +194,14 @@ impl Shards for Sharded<'_> {
             let bytes = self.params_of(unit).map(Param::bytes).sum::<u64>();
             self.gathered.set(self.gathered.get().saturating_sub(bytes));
         }
+    }
+
+    fn begin_pass(&self) -> bool {
+        !self.passing.replace(true)
+    }
+
+    fn end_pass(&self) {
+        self.passing.set(false);
     }
 
     fn take_grads(&self, unit: usize) -> Result<Vec<Option<Tensor>>, DistError> {
@@ -195,8 +230,6 @@ impl Shards for Sharded<'_> {
     }
 
     fn versions(&self) -> Result<Vec<u64>, DistError> {
-        let version =
-            |param: &Param| Ok(ffi::fingerprint(&param.tensor).map_err(torch("read the parameters"))?.version);
         self.params.iter().map(version).collect()
     }
 
@@ -220,6 +253,10 @@ impl Shards for Sharded<'_> {
         let parameter = parameter.map_or_else(String::new, |&i| self.params[i].name.clone());
         Err(DistError::Piece { parameter, unit: unit.name.clone() })
     }
+}
+
+fn version(param: &Param) -> Result<u64, DistError> {
+    Ok(ffi::fingerprint(&param.tensor).map_err(torch("read the parameters"))?.version)
 }
 
 /// A failure of LibTorch's on this process alone.

@@ -36,9 +36,9 @@ impl Sharded<'_> {
             .grads()?
             .iter()
             .map(|grad| grad.to_kind(Kind::Double).square().sum(Kind::Double).double_value(&[]))
-            .sum();
+            .fold(0.0, |sum: f64, square: f64| sum + square);
         // In rank order, so that all ranks have the same bits.
-        Ok(self.dist.all_gather(squares)?.iter().sum::<f64>().sqrt())
+        Ok(self.dist.all_gather(squares)?.iter().fold(0.0, |sum, square| sum + square).sqrt())
     }
 
     fn grads(&self) -> Result<Vec<Tensor>, DistError> {

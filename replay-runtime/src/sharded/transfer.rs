@@ -131,11 +131,12 @@ impl Sharded<'_> {
     pub(super) fn settle_exchange(&self) -> Result<(), DistError> {
         let Some(Exchange { unit, received, works }) = self.transfers.behind.take() else { return Ok(()) };
         self.wait(works, Operation::Reduce, unit)?;
-        for (number, received) in &received {
-            self.params[*number].add_mean(received);
-        }
-        if self.dist.world() > 1 {
-            self.transfers.spare.give(received.into_iter().map(|(_, received)| received));
+        for (number, received) in received {
+            self.params[number].add_mean(&received);
+            // In a world of one it is the gradient, which is gone now.
+            if self.dist.world() > 1 {
+                self.transfers.spare.give([received]);
+            }
         }
         Ok(())
     }

@@ -58,6 +58,15 @@ pub enum CheckpointError {
         difference: String,
     },
 
+    /// The optimizer is of another store.
+    #[error(
+        "the optimizer's `{parameter}` is not this store's: it was made for another store\nmake it with `Optimizer::new(&sharded, ..)` after the store"
+    )]
+    Optimizer {
+        /// The first variable that is another one.
+        parameter: String,
+    },
+
     /// A rollout of the store lives, or was forgotten.
     #[error("a rollout of this store lives: parameter `{parameter}` is whole\nsave and load between rollouts")]
     Open {

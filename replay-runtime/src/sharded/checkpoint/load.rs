@@ -157,6 +157,7 @@ impl Sharded<'_> {
         same(folder, "parameter", &parameters, &meta.parameters)?;
         same(folder, "variable", &others, &meta.others)?;
         let Some(optimizer) = optimizer else { return Ok(()) };
+        self.check_own(optimizer)?;
         let Some(saved) = &meta.optimizer else {
             return Err(differs(folder, "it was saved without an optimizer"));
         };
@@ -179,7 +180,7 @@ impl Sharded<'_> {
     fn find(&self, source: &mut Source, optimizer: Option<&Optimizer>) -> Result<Found> {
         let (rank, world) = (self.dist.rank(), self.dist.world());
         let pieces = self.params.iter().map(|param| source.piece(&of_variable(&param.name), param));
-        let pieces = pieces.collect::<Result<_>>()?;
+        let pieces: Vec<_> = pieces.collect::<Result<_>>()?;
         let whole = self.whole.iter().map(|(name, _)| source.whole(&of_variable(name), rank, world));
         let whole: Vec<_> = whole.collect::<Result<_>>()?;
         let (mut states, own) = (Vec::new(), source.own_states(rank, world)?);
@@ -190,6 +191,9 @@ impl Sharded<'_> {
             let saved = saved.or_else(|| own.get(name).cloned());
             let state = saved.map(|saved| self.find_state(source, optimizer, name, &saved)).transpose()?;
             states.push((name.to_owned(), state));
+        }
+        for (param, piece) in self.params.iter().zip(&pieces) {
+            check_like(&source.folder, &param.name, piece, &param.own_piece())?;
         }
         for ((name, variable), found) in self.whole.iter().zip(&whole) {
             check_like(&source.folder, name, found, variable)?;

@@ -12,6 +12,8 @@ use self::error::Result;
 pub use self::load::Loaded;
 use super::{Param, Sharded};
 use crate::dist::{Operation, WORDS};
+use crate::ffi;
+use crate::optim::Optimizer;
 
 /// What a rank says of its part, beside whether it has done it.
 type Words = [u8; WORDS - 1];
@@ -41,6 +43,20 @@ impl Sharded<'_> {
 
     fn param(&self, name: &str) -> Option<&Param> {
         self.params.iter().find(|param| param.name == name)
+    }
+
+    /// Whether an optimizer trains this store's own tensors.
+    fn check_own(&self, optimizer: &Optimizer) -> Result<()> {
+        let whole = |name: &str| self.whole.iter().find(|(other, _)| other == name).map(|(_, tensor)| tensor);
+        let ours = |name: &str| self.param(name).map(|param| &param.tensor).or_else(|| whole(name));
+        let same = |name: &&str| {
+            let (theirs, ours) = (optimizer.tensor(name), ours(name));
+            theirs.zip(ours).is_some_and(|(theirs, ours)| ffi::identity(theirs) == ffi::identity(ours))
+        };
+        match optimizer.names().find(|name| !same(name)) {
+            Some(parameter) => Err(CheckpointError::Optimizer { parameter: parameter.to_owned() }),
+            None => Ok(()),
+        }
     }
 
     /// Nothing is whole that comes and goes.

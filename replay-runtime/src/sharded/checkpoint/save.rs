@@ -108,6 +108,7 @@ impl Sharded<'_> {
         let prepare = || {
             let place = Place::new(path.as_ref())?;
             self.check_closed()?;
+            optimizer.map_or(Ok(()), |optimizer| self.check_own(optimizer))?;
             let known = optimizer.map(|optimizer| self.known_by(optimizer)).transpose()?;
             if first {
                 place.prepare()?;
