@@ -56,6 +56,38 @@ impl Model {
     }
 }
 
+/// The mean of the ranks' gradients is the gradient of one batch of all of theirs, as plain autograd finds it.
+#[test]
+fn gradients_are_those_of_one_large_batch() {
+    each_rank("gradients_are_those_of_one_large_batch", &[1, 2, 3, 4], |dist| {
+        let (rank, world) = (dist.rank(), dist.world());
+        let batch = |rank: usize| randn(i64::try_from(rank).unwrap(), &[4, 5], Kind::Double);
+        let double = || {
+            let mut model = Model::new();
+            model.vs.double();
+            model
+        };
+        let (model, whole) = (double(), double());
+        let sharded = model.shard(&dist, false);
+        let rollout = Rollout::new(&sharded);
+        let mut x = batch(rank);
+        for layer in &model.layers {
+            x = layer.forward_replay(&rollout, &x).unwrap();
+        }
+        rollout.backward(&x.square().mean(Kind::Double)).unwrap();
+
+        let batches: Vec<_> = (0..world).map(batch).collect();
+        let x = whole.layers.iter().fold(Tensor::cat(&batches, 0), |x, layer| layer.forward(&x));
+        x.square().mean(Kind::Double).backward();
+        let all = whole.vs.variables();
+        for (name, found) in model.vs.variables() {
+            let expected = piece(&all[&name].grad(), rank, world);
+            assert!(found.grad().allclose(&expected, 1e-12, 1e-15, false), "{name} of rank {rank} of {world}");
+        }
+        dist.shutdown().unwrap();
+    });
+}
+
 /// Memory is used again only where nobody sees it.
 #[test]
 fn what_somebody_holds_keeps_its_values() {
