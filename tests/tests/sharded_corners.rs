@@ -196,7 +196,8 @@ fn a_step_while_a_rollout_lives_is_an_error() {
         } else {
             drop(rollout);
             let error = Rollout::new(&sharded).backward(&loss).unwrap_err();
-            assert!(error.to_string().contains("parameter `head` was written to while a rollout lived"), "{error}");
+            // Its own finding, not what the other rank says.
+            assert!(error.to_string().starts_with("parameter `head` was written to while a rollout lived"), "{error}");
         }
     });
 }
