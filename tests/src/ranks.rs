@@ -1,5 +1,6 @@
 //! Tests over several processes: the test program starts itself once more for each rank.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -157,4 +158,28 @@ pub fn piece(whole: &Tensor, rank: usize, world: usize) -> Tensor {
     let first = (rank * chunk).min(numel);
     let length = chunk.min(numel - first);
     whole.reshape(-1).narrow(0, i64::try_from(first).unwrap(), i64::try_from(length).unwrap())
+}
+
+/// The gradients that all ranks come to: of each use of a parameter the sum in rank order, divided by their number, and these added
+/// up. `alone` is what one rank finds, for each parameter, use by use.
+///
+/// # Panics
+/// If a parameter is never used.
+pub fn mean_in_rank_order(
+    world: usize,
+    alone: impl Fn(usize) -> BTreeMap<String, Vec<Tensor>>,
+) -> BTreeMap<String, Tensor> {
+    let mut all = BTreeMap::<String, Vec<Tensor>>::new();
+    for rank in 0..world {
+        for (name, uses) in alone(rank) {
+            match all.get_mut(&name) {
+                Some(sums) => sums.iter_mut().zip(uses).for_each(|(sum, use_)| *sum = &*sum + use_),
+                None => drop(all.insert(name, uses)),
+            }
+        }
+    }
+    #[expect(clippy::cast_precision_loss, reason = "processes are few")]
+    let part = 1.0 / world as f64;
+    let total = |uses: Vec<Tensor>| uses.into_iter().map(|sum| sum * part).reduce(|sum, mean| sum + mean);
+    all.into_iter().map(|(name, uses)| (name, total(uses).expect("a use"))).collect()
 }

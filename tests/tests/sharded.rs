@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use replay_runtime::dist::Dist;
 use replay_runtime::{Rollout, Sharded, replay_block};
-use replay_tests::ranks::{each_rank, piece};
+use replay_tests::ranks::{each_rank, mean_in_rank_order, piece};
 use replay_tests::{bytes, randn};
 use tch::nn::{Module, OptimizerConfig};
 use tch::{Device, Kind, Tensor, nn};
@@ -111,18 +111,7 @@ fn alone(rank: usize) -> (Tensor, BTreeMap<String, Vec<Tensor>>) {
 
 /// The gradient of all ranks: each use's mean, summed in rank order, and these added up.
 fn together(world: usize) -> BTreeMap<String, Tensor> {
-    let mut all = BTreeMap::<String, Vec<Tensor>>::new();
-    for rank in 0..world {
-        for (name, uses) in alone(rank).1 {
-            match all.get_mut(&name) {
-                Some(sums) => sums.iter_mut().zip(uses).for_each(|(sum, use_)| *sum = &*sum + use_),
-                None => drop(all.insert(name, uses)),
-            }
-        }
-    }
-    let part = 1.0 / world as f64;
-    let total = |uses: Vec<Tensor>| uses.into_iter().map(|sum| sum * part).reduce(|sum, mean| sum + mean).unwrap();
-    all.into_iter().map(|(name, uses)| (name, total(uses))).collect()
+    mean_in_rank_order(world, |rank| alone(rank).1)
 }
 
 fn train(dist: &Dist, early_stop: bool, overlap: bool) {

@@ -1,13 +1,11 @@
 //! Guarantee *sharded*, in mixed precision: blocks compute in one kind, gradients are sent in another, sums and pieces keep their own;
 //! to the last bit of one process that does the same.
 
-#![expect(clippy::cast_precision_loss, reason = "processes are few")]
-
 use std::collections::BTreeMap;
 
 use replay_runtime::dist::Dist;
 use replay_runtime::{Optimizer, Rollout, ShardError, Sharded, replay_block};
-use replay_tests::ranks::{each_rank, piece};
+use replay_tests::ranks::{each_rank, mean_in_rank_order, piece};
 use replay_tests::{bytes, randn};
 use tch::nn::{self, Module};
 use tch::{Device, Kind, Tensor};
@@ -82,19 +80,9 @@ fn alone(rank: usize, kind: Kind) -> BTreeMap<String, Vec<Tensor>> {
 
 /// Sent in `reduce`, added up in f32.
 fn together(world: usize, param: Kind, reduce: Kind) -> BTreeMap<String, Tensor> {
-    let mut all = BTreeMap::<String, Vec<Tensor>>::new();
-    for rank in 0..world {
-        for (name, uses) in alone(rank, param) {
-            let uses: Vec<_> = uses.iter().map(|use_| use_.to_kind(reduce).to_kind(Kind::Float)).collect();
-            match all.get_mut(&name) {
-                Some(sums) => sums.iter_mut().zip(uses).for_each(|(sum, use_)| *sum = &*sum + use_),
-                None => drop(all.insert(name, uses)),
-            }
-        }
-    }
-    let part = 1.0 / world as f64;
-    let total = |uses: Vec<Tensor>| uses.into_iter().map(|sum| sum * part).reduce(|sum, mean| sum + mean).unwrap();
-    all.into_iter().map(|(name, uses)| (name, total(uses))).collect()
+    let sent = |use_: &Tensor| use_.to_kind(reduce).to_kind(Kind::Float);
+    let sent = |(name, uses): (String, Vec<Tensor>)| (name, uses.iter().map(sent).collect());
+    mean_in_rank_order(world, |rank| alone(rank, param).into_iter().map(sent).collect())
 }
 
 fn check(dist: &Dist, param: Kind, reduce: Kind, early_stop: bool) {
